@@ -180,10 +180,12 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
     if hold is None:
         return
     if hold.times:
-        labels = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
+        group = hold.partition or f"NVLink domain {hold.domain}"
+        labels = {"partition": group, "kind": "own_hardware" if hold.own_hardware else "shared"}
         yield "fleet_limit_drain_waiting", [(labels, 1)]
         yield "fleet_limit_nodes_drained", [(labels, hold.drained)]
-        yield "fleet_limit_nodes", [(labels, hold.nodes)]
+        if not hold.domain:
+            yield "fleet_limit_nodes", [(labels, hold.nodes)]
         yield "fleet_limit_nodes_allowed", [(labels, hold.limit)]
     yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
     yield "fleet_limit_next_try_timestamp_seconds", _moment(hold.until)

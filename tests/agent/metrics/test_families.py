@@ -344,6 +344,9 @@ def test_fleet_limit_families_describe_hold(healthy: Snapshot) -> None:
     assert value(held_snapshot, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
     assert value(held_snapshot, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
     assert promtool(render(held_snapshot)) == "0"
+    in_domain = replace(healthy, fleet_hold=FleetHold(NOW - 60, NOW + 60, 2, drained=2, limit=2, domain="1a2b3c4d"))
+    assert value(in_domain, "fleet_limit_nodes_drained", partition="NVLink domain 1a2b3c4d", kind="shared") == 2
+    assert "healthd_fleet_limit_nodes" not in names(in_domain), "the size of a domain is unknown"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
     assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is not a hold"
     assert not any("fleet_limit" in name for name in names(healthy))

@@ -33,6 +33,7 @@ from healthd.common.model import (
     Resume,
     SourceStatus,
 )
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.common.text import regex
 
 log = logging.getLogger("healthd")
@@ -72,6 +73,8 @@ def _own(s: Snapshot) -> Iterator[Rows]:
     yield "mode_info", [({"mode": s.mode}, 1)]
     yield "start_timestamp_seconds", [({}, s.started)]
     yield "gpu_info", [(gpu_labels(gpu), 1) for gpu in s.inventory.gpus]
+    if domain := s.inventory.domain:
+        yield "nvlink_domain_info", [({"domain": domain, "id": domain_id(domain)}, 1)]
     yield "health", [({"state": health.value}, health is s.verdict.health) for health in Health]
     yield from _conditions(s.verdict.conditions)
     yield from _checks(s)

@@ -38,6 +38,11 @@ FAMILIES = {
         "Always 1; there is one series for each GPU that NVML reports. gpu, UUID, pci_bus_id, device and modelName are "
         "as in dcgm-exporter, pci is the address in healthd's other series.",
     ),
+    "nvlink_domain_info": Family(
+        ("domain", "id"),
+        "Always 1, on a node whose GPUs have joined an NVLink domain. domain is its UUID, id its short id in the drain "
+        "reason.",
+    ),
     # --- the node and its conditions
     "health": Family(("state",), "1 for the current health of the node, 0 for the other values."),
     "condition_severity": Family(

@@ -52,6 +52,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.repair_plan import Attempt, AttemptStage, CauseStep, Obstacle, Plan, Reason, RepairRecord
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.host.host import Host
 from tests.e2e.requirements import require_programs
 
@@ -254,6 +255,14 @@ def test_condition_series_keep_labels_for_their_lifetime() -> None:
         NOW,
         NOW,
     ]
+
+
+def test_nvlink_domain_info_has_uuid_and_short_id() -> None:
+    domain = "00000001-0000-0000-0000-000000000001"
+    shown = replace(PLAIN, inventory=Inventory(domain=domain))
+    assert value(shown, "nvlink_domain_info", domain=domain, id=domain_id(domain)) == 1
+    for none in (None, ""):
+        assert "healthd_nvlink_domain_info" not in names(replace(PLAIN, inventory=Inventory(domain=none)))
 
 
 def test_gpu_info_has_dcgm_exporter_labels() -> None:

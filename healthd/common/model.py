@@ -637,7 +637,11 @@ class LocalMount(Value, frozen=True):
 
 
 class Inventory(Value, frozen=True):
-    """This node's hardware, for correlate() and for display."""
+    """This node's hardware, for correlate() and for display.
+
+    domain  UUID of the NVLink domain that the GPUs have joined, which may span several nodes; "" if they have joined
+            none, or None if this is unknown. The ledger keeps the last UUID that was read
+    """
 
     gpus: tuple[Gpu, ...] = ()
     devices: tuple[PciDevice, ...] = ()
@@ -645,6 +649,7 @@ class Inventory(Value, frozen=True):
     dmi_product: str = ""
     disks: tuple[Disk, ...] = ()
     mounts: tuple[LocalMount, ...] = ()
+    domain: str | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -711,6 +716,8 @@ class FleetHold(Value, frozen=True):
     own_hardware  True if the limit for faults of the node's own hardware applies
     partition     the partition with the least room at the last count; followed by its number of nodes, how many of them
                   healthd keeps drained, and the limit
+    domain        short id of the NVLink domain, if its limit applies instead of a partition's. `partition` is then "",
+                  and `nodes` is 0, because Slurm does not show the size of a domain
     """
 
     since: Moment
@@ -721,14 +728,19 @@ class FleetHold(Value, frozen=True):
     nodes: Whole = 0
     drained: Whole = 0
     limit: Whole = 0
+    domain: str = ""
 
 
 class PartitionCount(Value, frozen=True):
-    """A partition's size, and the number of its nodes that healthd keeps drained."""
+    """A partition's size, and the number of its nodes that healthd keeps drained.
+
+    With `is_domain`, the count is for this node's NVLink domain instead: `name` is its short id, and `nodes` is 0.
+    """
 
     name: str
     nodes: Whole
     drained: Whole
+    is_domain: bool = False
 
 
 class FleetCount(Value, frozen=True):

@@ -73,6 +73,7 @@ FIELDS = {
     "slowdown": NUMBER,
     "onset": TIME,
     "serial": TEXT,
+    "domain": TEXT,
     "decision": TEXT,
     "text": TEXT,
     "reason": TEXT,
@@ -142,7 +143,7 @@ _CONDITION = (
     *("condition", "check", "instance", "code", "subject", "severity", "kind"),
     *("first", "last", "count", "jobs", "message"),
 )
-_MARKS = ("jobs_more", "history", "observed", "slowdown", "onset", "serial")
+_MARKS = ("jobs_more", "history", "observed", "slowdown", "onset", "serial", "domain")
 _CHECK = EventFields(("check", "instance", "version", "settings", "since"))
 _IN_SLURM = ("sent", "confirmed", "refused")
 
@@ -160,7 +161,7 @@ EVENTS = {
     "acknowledged": EventFields((*_CONDITION, "who"), ("why", "until", *_MARKS)),
     "cleared": EventFields((*_CONDITION, "cleared_by"), _MARKS),
     "decision": EventFields(("decision", "text")),
-    "drain": EventFields(("stage", "reason"), ("error",), _IN_SLURM),
+    "drain": EventFields(("stage", "reason"), ("error", "domain"), _IN_SLURM),
     "resume": EventFields(("stage",), ("reason", "who", "error"), _IN_SLURM),
     "requeue": EventFields(("stage", "job"), ("error",), _IN_SLURM),
     "pause": EventFields(("stage", "who", "why", "until"), (), ("begun", "ended")),

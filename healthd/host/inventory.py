@@ -8,7 +8,7 @@ Specification).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ BLOCK_NUMBERS = "/sys/dev/block"
 BLOCK_NAMES = "/sys/class/block"
 MD_WITH_COPIES = ("raid1", "raid4", "raid5", "raid6", "raid10")  # not raid0, linear
 LVM_COPY = regex(r"_(?:rmeta|mimage)_\d+$")  # an LVM raid0 has no rmeta
+JOINING, JOINED = (1, 2), 3  # a GPU's state in its NVLink fabric (nvidia/nvml.py)
 LAYERS = 8  # maximum depth of stacked device mapper and RAID devices, which no machine reaches
 
 
@@ -41,7 +42,7 @@ def collect(host: Host, gpus: bool) -> Inventory:
 
     Devices that no check needs (bridges, USB, ...) are left out.
     """
-    found, driver_version = _read_nvml(host) if gpus else ((), "")
+    found, driver_version, domain = _read_nvml(host) if gpus else ((), "", None)
     return Inventory(
         gpus=found,
         devices=tuple(_devices(host)),
@@ -49,17 +50,38 @@ def collect(host: Host, gpus: bool) -> Inventory:
         dmi_product=host.read_or_empty("/sys/class/dmi/id/product_name"),
         disks=tuple(_disks(host)),
         mounts=tuple(_mounts(host)),
+        domain=domain,
     )
 
 
-def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str]:
+def _read_nvml(host: Host) -> tuple[tuple[Gpu, ...], str, str | None]:
     try:
         gpus = tuple(
             Gpu(gpu.pci, gpu.index, gpu.uuid, gpu.name, _minor(gpu), _mig(gpu), _serial(gpu)) for gpu in host.gpus()
         )
-        return gpus, (host.nvml.driver_version() or "") if gpus else ""
+        return gpus, (host.nvml.driver_version() or "") if gpus else "", _domain(host.gpus()) if gpus else None
     except HealthdError:  # an NvmlError, whose import would load nvml, with ctypes, whenever a profile is chosen
-        return (), ""  # gpu_access reports the error
+        return (), "", None  # gpu_access reports the error
+
+
+def _domain(gpus: Iterable[NvmlGpu]) -> str | None:
+    """Return the UUID of the NVLink domain that these GPUs have joined, "" if there is none or they disagree, or None
+    if a GPU is still joining or cannot be read.
+
+    A GPU without a fabric (with MIG, or left out by its fabric) does not count. The key is the domain's UUID, because
+    several racks can form one domain.
+    """
+    clusters = set()
+    for gpu in gpus:
+        try:
+            fabric = gpu.fabric()
+        except HealthdError:
+            return None  # gpu_fabric reports the error
+        if fabric is not None and fabric.state in JOINING:
+            return None
+        if fabric is not None and fabric.state == JOINED and fabric.status == 0 and fabric.cluster:
+            clusters.add(fabric.cluster)
+    return clusters.pop() if len(clusters) == 1 else ""
 
 
 def _minor(gpu: NvmlGpu) -> int | None:

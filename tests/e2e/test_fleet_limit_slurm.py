@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from healthd_daemon import Healthd, condition, xid_line
+from msgspec.structs import replace
 from requirements import require_root
 from slurm_cluster import SlurmCluster
 from slurm_look import HEALTHY, faulty, write_script
@@ -22,6 +23,7 @@ from slurm_look import condition as cause
 from healthd.agent.settings.config import FleetLimits
 from healthd.agent.slurm.policy import Owner, Policy
 from healthd.common.model import DrainRecord, FleetHold, Leave, Mode, Severity
+from healthd.common.slurm.drain_reason import domain_id
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 from simulate import STEP, WAVE, against_real_slurmctld
@@ -211,3 +213,51 @@ def test_nothing_is_drained_or_requeued_if_fleet_cannot_be_counted(cluster: Slur
         controller.reconcile_once(verdict)
     assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2
     assert sum(int(cluster.job(job)["Restarts"]) for job in jobs) == 2
+
+
+# --- the limit of an NVLink domain
+
+
+@pytest.mark.parametrize("version", [None, "24.11"])
+def test_third_node_of_an_nvlink_domain_is_held_and_other_domains_are_not(version: str | None) -> None:
+    """A fault of a switch that looks like broken hardware on each node of a rack. Another rack is not affected."""
+    rack, other = domain_id("00000001-0000-0000-0000-000000000001"), domain_id("00000001-0000-0000-0000-000000000002")
+    verdict = faulty(cause(Severity.CRITICAL, "gpu_nvlink/inactive"))
+    with SlurmCluster(nodes=5, gpus=0, version=version) as cluster:
+        cluster.run("scontrol", "create", "PartitionName=rack", "Nodes=n[1-4]")  # a node counts once
+        policy = Policy(Mode.ACT, command_timeout_seconds=20, fleet=FleetLimits(100.0, 5, 100.0, 5))
+        domains = {"n1": rack, "n2": rack, "n3": rack, "n4": rack, "n5": other}
+        controllers = {name: Look(cluster, name, replace(policy, domain=domain)) for name, domain in domains.items()}
+        for name in ("n1", "n2"):
+            assert controllers[name].reconcile_once(verdict).owner is Owner.HEALTHD
+            assert cluster.node(name).reason.endswith(f" (domain {rack})")
+        held = controllers["n3"].reconcile_once(verdict)
+        assert isinstance(held.decision, Leave)
+        assert held.record.hold is not None
+        assert (held.record.hold.domain, held.record.hold.drained, held.record.hold.limit) == (rack, 2, 2)
+        assert "DRAIN" not in cluster.node("n3").flags
+        assert controllers["n5"].reconcile_once(verdict).owner is Owner.HEALTHD, "the other domain has room"
+        assert controllers["n1"].reconcile_once(HEALTHY).owner is Owner.NONE
+        controllers["n3"].record = DrainRecord()  # simulates the end of the wait
+        assert controllers["n3"].reconcile_once(verdict).owner is Owner.HEALTHD, "24.11 keeps the Reason of n1"
+        assert isinstance(controllers["n4"].reconcile_once(verdict).decision, Leave)
+
+
+def test_simultaneous_counts_leave_at_most_two_nodes_of_a_domain_drained() -> None:
+    """18 nodes of a rack report the same fault at the same moment; the second count decides."""
+    limits = FleetLimits(100.0, 18, 100.0, 18, jitter_seconds=0.0)
+    domain = domain_id("00000001-0000-0000-0000-000000000001")
+    policy = Policy(Mode.ACT, command_timeout_seconds=60, fleet=limits, domain=domain)
+    verdict = faulty(cause(Severity.DEGRADED, "gpu_nvlink/inactive"))
+    with SlurmCluster(nodes=18, gpus=0) as cluster:
+        controllers = [Look(cluster, name, policy) for name in cluster.names]
+        with ThreadPoolExecutor(18) as pool:
+            reports = list(pool.map(lambda controller: controller.reconcile_once(verdict), controllers))
+        drained = {name for name in cluster.names if "DRAIN" in cluster.node(name).flags}
+        assert len(drained) <= 2
+        assert sum(isinstance(report.decision, Leave) for report in reports) == 18 - len(drained)
+        for controller in controllers:  # simulates the end of the waits
+            if controller.record.hold is not None:
+                controller.record = DrainRecord()
+                controller.reconcile_once(verdict)
+        assert sum("DRAIN" in cluster.node(name).flags for name in cluster.names) == 2

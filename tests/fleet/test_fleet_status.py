@@ -566,3 +566,47 @@ def test_usage_error_is_one_sentence(arguments, message):
     result = run("fleet", "status", *arguments)
     assert (result.status, result.err.count("\n")) == (64, 1)
     assert message in result.err
+
+
+# --- NVLink domains
+
+RACK, OTHER_RACK = "00000001-0000-0000-0000-000000000001", "00000001-0000-0000-0000-000000000002"
+
+
+def two_racks() -> Server:
+    server = Server(*(f"t{n}" for n in range(1, 10)))
+    for n in range(1, 7):
+        server.add(LABEL_QUERIES["domain"], f"t{n}", domain=RACK, id="1a2b3c4d")
+    for n in range(7, 9):
+        server.add(LABEL_QUERIES["domain"], f"t{n}", domain=OTHER_RACK, id="5e6f7a8b")
+    return server
+
+
+def test_fleet_status_shows_each_nvlink_domain() -> None:
+    server = two_racks()
+    assert "2 NVLink domains: all nodes are healthy" in text_of_fleet(server)
+    server.drained("t1", "healthd", "healthd: gpu_xid/79: x (domain 1a2b3c4d)", NOW - HOUR)
+    server.drained("t2", "other", "DIMM swap", NOW - HOUR)
+    server.samples["up"] = [
+        (labels, 0 if labels["instance"] == "t3:9478" else up) for labels, up in server.samples["up"]
+    ]
+    for query in (LABEL_QUERIES["node"], LABEL_QUERIES["health"]):
+        server.samples[query] = [row for row in server.samples[query] if row[0]["instance"] != "t3:9478"]
+    health = [row for row in server.samples[LABEL_QUERIES["health"]] if row[0]["instance"] == "t4:9478"]
+    health[0][0]["state"] = "warning"
+    text = text_of_fleet(server)
+    assert "NVLink domain 1a2b3c4d: 6 nodes: 2 healthy, 2 drained, 1 not seen, 1 with problems\n" in text
+    assert "1 other NVLink domain: all nodes are healthy\n" in text
+    fleet = read_fleet(server)
+    document = fleet_document(fleet, fleet.nodes)
+    counts = {"nodes": 6, "healthy": 2, "drained": 2, "not_seen": 1, "other": 1}
+    assert document["domains"][0] == {"cluster": "", "domain": RACK, "id": "1a2b3c4d", **counts}
+    assert [domain["domain"] for domain in document["domains"]] == [RACK, OTHER_RACK]
+    domains = {node["node"]: node["domain_id"] for node in document["nodes"]}
+    assert (domains["t3"], domains["t7"], domains["t9"]) == ("1a2b3c4d", "5e6f7a8b", None)
+
+
+def test_fleet_status_without_nvlink_domains_does_not_mention_them() -> None:
+    fleet = read_fleet(fleet_of_all_groups())
+    assert "NVLink" not in text_of_fleet(fleet_of_all_groups())
+    assert fleet_document(fleet, fleet.nodes)["domains"] == []

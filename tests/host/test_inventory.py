@@ -302,3 +302,33 @@ def test_pci_address_of_a_device_path(path: str, pci: str) -> None:
 @given(st.text(), st.text())
 def test_device_kind_accepts_any_text(vendor: str, pci_class: str) -> None:
     assert device_kind(vendor, pci_class) in ("gpu", "nvswitch", "nic", "nvme", "other")
+
+
+DOMAIN = "4f9a1b2c-0000-0000-0000-00000000000a"
+IN_DOMAIN = f'fabric_state = 3\nfabric_cluster = "{DOMAIN}"\n'
+FABRIC_CALLS = ("nvmlDeviceGetGpuFabricInfo", "nvmlDeviceGetGpuFabricInfoV")
+
+
+@pytest.mark.parametrize(
+    ("all_gpus", "third_gpu", "expected"),
+    [
+        (IN_DOMAIN, IN_DOMAIN, DOMAIN),
+        ("fabric_state = 3\n", "fabric_state = 3\n", ""),  # the fabric ends at the baseboard
+        ("fabric_state = 0\n", "fabric_state = 0\n", ""),
+        (IN_DOMAIN, "fabric_state = 2\n", None),
+        (IN_DOMAIN, "fabric_state = 0\n", DOMAIN),
+        (IN_DOMAIN, f"{IN_DOMAIN}fabric_status = 23\n", DOMAIN),
+        (IN_DOMAIN, IN_DOMAIN.replace(DOMAIN, DOMAIN[:-1] + "b"), ""),
+        (IN_DOMAIN, "errors = {" + ", ".join(f'{call} = "Unknown"' for call in FABRIC_CALLS) + "}\n", None),
+    ],
+)
+def test_collect_returns_nvlink_domain_of_its_gpus(
+    dgx: str, tmp_path: Path, all_gpus: str, third_gpu: str, expected: str | None
+) -> None:
+    scenario = "".join(f"[gpu.{n}]\n{third_gpu if n == 2 else all_gpus}" for n in range(8))
+    assert collect(scenarios(tmp_path)(scenario, root=dgx), gpus=True).domain == expected
+
+
+def test_collect_without_driver_or_gpus_returns_no_domain(dgx: str, tmp_path: Path) -> None:
+    assert collect(scenarios(tmp_path)('library = "driver_not_loaded"', root=dgx), gpus=True).domain is None
+    assert collect(Host(dgx), gpus=False).domain is None

@@ -40,7 +40,7 @@ def change_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event
         if events:
             emitted = replace(emitted, conditions=entries)
     if after.slurm is not before.slurm:
-        events += _drain_events(before.slurm, after.slurm)
+        events += _drain_events(before.slurm, after.slurm, _domain_field(after))
     if after.pause != before.pause:
         events += [_pause_event("ended", before.pause)] if before.pause else []
         events += [_pause_event("begun", after.pause)] if after.pause else []
@@ -71,11 +71,11 @@ def _plan_fields(plan: Plan) -> dict[str, object]:
     }
 
 
-def _drain_events(before: DrainRecord, after: DrainRecord) -> list[Event]:
+def _drain_events(before: DrainRecord, after: DrainRecord, domain_field: dict[str, object]) -> list[Event]:
     # A changed claim of a repair is no new drain. The claim may have shortened the rest of the Reason.
     if not after.reason or with_claim(before.reason, parse_claim(after.reason)) == after.reason:
         return []
-    return [Event("drain", {"stage": "confirmed", "reason": with_claim(after.reason, None)})]
+    return [Event("drain", {"stage": "confirmed", "reason": with_claim(after.reason, None), **domain_field})]
 
 
 # --- conditions
@@ -91,7 +91,7 @@ def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedC
     for c in cleared:
         if str(c.key) not in entries and c.opened_at:  # opened and cleared in one change
             events += _active_events(None, replace(c, state=ConditionState.OPEN), entries, after, now)
-        events += _cleared_events(c, c.cleared_by, entries)
+        events += _cleared_events(c, c.cleared_by, entries, after)
     cleared_keys = {c.key for c in cleared}
     for c in after.conditions:
         was = previous.pop(c.key, None)
@@ -100,15 +100,15 @@ def _condition_events(before: Ledger, after: Ledger, entries: dict[str, EmittedC
         if c.state in ACTIVE_STATES:
             events += _active_events(was, c, entries, after, now)
         else:
-            events += _cleared_events(c, UNCONFIRMED, entries)
+            events += _cleared_events(c, UNCONFIRMED, entries, after)
     for c in previous.values():
-        events += _cleared_events(c, OVERFLOW, entries)
+        events += _cleared_events(c, OVERFLOW, entries, after)
     return events
 
 
-def _cleared_events(c: Condition, by: str, entries: dict[str, EmittedCondition]) -> list[Event]:
+def _cleared_events(c: Condition, by: str, entries: dict[str, EmittedCondition], ledger: Ledger) -> list[Event]:
     entry = entries.pop(str(c.key), None)
-    return [Event("cleared", {**_fields(c, entry.condition, entry.serial), "cleared_by": by})] if entry else []
+    return [Event("cleared", {**_fields(c, entry.condition, entry.serial, ledger), "cleared_by": by})] if entry else []
 
 
 def _active_events(
@@ -136,7 +136,7 @@ def _active_events(
     worst = max(c.severity, entry.worst) if entry else c.severity
     serial = _serial(c, entry, ledger)
     entries[key] = EmittedCondition(name, worst, is_acknowledged, c.count, c.last_seen, now, serial)
-    fields = _fields(c, name, serial)
+    fields = _fields(c, name, serial, ledger)
     return [Event(event, {**fields, **extra_fields}) for event, extra_fields in new_events]
 
 
@@ -173,7 +173,7 @@ def _serial(c: Condition, entry: EmittedCondition | None, ledger: Ledger) -> str
     return next((gpu.serial for gpu in ledger.whole_gpus if gpu.pci == c.subject), "")
 
 
-def _fields(c: Condition, name: str, serial: str) -> dict[str, object]:
+def _fields(c: Condition, name: str, serial: str, ledger: Ledger) -> dict[str, object]:
     return {
         "condition": name,
         "check": c.check,
@@ -191,7 +191,12 @@ def _fields(c: Condition, name: str, serial: str) -> dict[str, object]:
         **({"observed": True} if c.observed else {}),
         **({"slowdown": round(c.slowness.slowdown, 3), "onset": c.slowness.onset} if c.slowness else {}),
         **({"serial": serial} if serial else {}),
+        **_domain_field(ledger),
     }
+
+
+def _domain_field(ledger: Ledger) -> dict[str, object]:
+    return {"domain": ledger.inventory.domain} if ledger.inventory.domain else {}
 
 
 def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list[Event], Emitted]:
@@ -205,7 +210,7 @@ def renamed_part_events(before: Ledger, after: Ledger, now: float) -> tuple[list
             continue
         serial = _serial(c, entry, after)
         if messages.get(c.key, c.message) != c.message or serial != entry.serial:
-            events.append(Event("seen_again", _fields(c, entry.condition, serial)))
+            events.append(Event("seen_again", _fields(c, entry.condition, serial, after)))
             entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now, serial=serial)
     return events, replace(after.emitted, conditions=entries)
 
@@ -275,7 +280,7 @@ def flush_events(ledger: Ledger, now: float) -> tuple[list[Event], Emitted]:
         entry = entries.get(str(c.key))
         if entry and _is_unwritten(entry, c) and c.last_seen >= emitted.job_ended - BEFORE_JOB_END_SECONDS:
             serial = _serial(c, entry, ledger)
-            events.append(Event("seen_again", _fields(c, entry.condition, serial)))
+            events.append(Event("seen_again", _fields(c, entry.condition, serial, ledger)))
             entries[str(c.key)] = replace(entry, count=c.count, last=c.last_seen, at=now, serial=serial)
     return events, replace(emitted, conditions=entries, job_ended=emitted.ended_again, ended_again=0.0)
 

@@ -284,9 +284,11 @@ def take_jobs(ledger: Ledger, jobs: Mapping[int, str], event_checks: EventChecks
 def take_inventory(ledger: Ledger, inventory: Inventory, event_checks: EventChecks) -> Ledger:
     """Add an inventory, and produce the findings for kept events that needed it. Lines then name their GPU or part.
 
-    Only unknown values are filled in. A new GPU's name is not given to the fault of the GPU that it replaced.
+    Only unknown values are filled in. A new GPU's name is not given to the fault of the GPU that it replaced. The last
+    NVLink domain is kept until another one is read, because a fault may take the GPUs out of their domain.
     """
     before = ledger.inventory
+    inventory = replace(inventory, domain=inventory.domain or before.domain or inventory.domain)
     filled = {name: getattr(before, name) or getattr(inventory, name) for name in Inventory.__struct_fields__}
     after, node = replace(ledger, inventory=inventory), Inventory(**filled)
     if node == before:

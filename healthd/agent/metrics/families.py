@@ -33,6 +33,7 @@ from healthd.common.model import (
     Resume,
     SourceStatus,
 )
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.common.text import regex
 
 log = logging.getLogger("healthd")
@@ -72,6 +73,8 @@ def _own(s: Snapshot) -> Iterator[Rows]:
     yield "mode_info", [({"mode": s.mode}, 1)]
     yield "start_timestamp_seconds", [({}, s.started)]
     yield "gpu_info", [(gpu_labels(gpu), 1) for gpu in s.inventory.gpus]
+    if domain := s.inventory.domain:
+        yield "nvlink_domain_info", [({"domain": domain, "id": domain_id(domain)}, 1)]
     yield "health", [({"state": health.value}, health is s.verdict.health) for health in Health]
     yield from _conditions(s.verdict.conditions)
     yield from _checks(s)
@@ -180,10 +183,12 @@ def _fleet_limit(hold: FleetHold | None) -> Iterator[Rows]:
     if hold is None:
         return
     if hold.times:
-        labels = {"partition": hold.partition, "kind": "own_hardware" if hold.own_hardware else "shared"}
+        group = hold.partition or f"NVLink domain {hold.domain}"
+        labels = {"partition": group, "kind": "own_hardware" if hold.own_hardware else "shared"}
         yield "fleet_limit_drain_waiting", [(labels, 1)]
         yield "fleet_limit_nodes_drained", [(labels, hold.drained)]
-        yield "fleet_limit_nodes", [(labels, hold.nodes)]
+        if not hold.domain:
+            yield "fleet_limit_nodes", [(labels, hold.nodes)]
         yield "fleet_limit_nodes_allowed", [(labels, hold.limit)]
     yield "fleet_limit_waiting_since_timestamp_seconds", _moment(hold.since)
     yield "fleet_limit_next_try_timestamp_seconds", _moment(hold.until)

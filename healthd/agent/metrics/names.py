@@ -38,6 +38,11 @@ FAMILIES = {
         "Always 1; there is one series for each GPU that NVML reports. gpu, UUID, pci_bus_id, device and modelName are "
         "as in dcgm-exporter, pci is the address in healthd's other series.",
     ),
+    "nvlink_domain_info": Family(
+        ("domain", "id"),
+        "Always 1, on a node whose GPUs have joined an NVLink domain. domain is its UUID, id its short id in the drain "
+        "reason.",
+    ),
     # --- the node and its conditions
     "health": Family(("state",), "1 for the current health of the node, 0 for the other values."),
     "condition_severity": Family(
@@ -131,10 +136,12 @@ FAMILIES = {
         "wait.",
     ),
     "fleet_limit_drain_waiting": Family(
-        _LIMIT, "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows."
+        _LIMIT,
+        "Always 1: a drain waits because healthd keeps as many nodes drained as the fleet limit allows. If the limit "
+        "of an NVLink domain applies, `partition` names the domain.",
     ),
     "fleet_limit_nodes_drained": Family(_LIMIT, "Nodes that healthd kept drained at the last count."),
-    "fleet_limit_nodes": Family(_LIMIT, "Nodes in the partition."),
+    "fleet_limit_nodes": Family(_LIMIT, "Nodes in the partition; no series for an NVLink domain."),
     "fleet_limit_nodes_allowed": Family(_LIMIT, "Nodes in the partition that healthd may keep drained."),
     "fleet_limit_waiting_since_timestamp_seconds": Family(
         (), "Since when a drain waits for the fleet limit, in seconds since the epoch."

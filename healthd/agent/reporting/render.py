@@ -238,6 +238,8 @@ def status(document: Document, now: float, page: Page, flags: str = "") -> str:
     if any(log.get("problem", "") in sentence for sentence in (*d["limits"], *d["problems"])):
         log = {**log, "problem": ""}  # printed above
     lines += page.wrap(f"kernel log: {_kernel_log(log, now)}", "  ")
+    if domain := d["inventory"].get("domain"):
+        lines += page.wrap(f"NVLink domain: {d['inventory']['domain_id']} ({domain})", "  ")
     return _text(lines)
 
 

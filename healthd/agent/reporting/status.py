@@ -40,6 +40,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.repair_plan import RepairRecord
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.common.values import Value
 
 MAX_NAMED_JOBS = 5  # maximum number of jobs that a decision's text names as not requeued
@@ -288,7 +289,8 @@ def _repair_json(s: Snapshot) -> dict[str, Any] | None:
 
 def _inventory_json(inventory: Inventory) -> dict[str, Any]:
     parts = ("gpus", "devices", "disks", "mounts")
-    return {**asdict(inventory), **{name: [asdict(part) for part in getattr(inventory, name)] for name in parts}}
+    lists = {name: [asdict(part) for part in getattr(inventory, name)] for name in parts}
+    return {**asdict(inventory), **lists, "domain_id": domain_id(inventory.domain)}
 
 
 def verdict_line(s: Snapshot, keeps_jobs_out: bool, expires: float) -> str:

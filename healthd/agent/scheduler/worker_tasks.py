@@ -20,7 +20,7 @@ from healthd.agent.worker.requests import (
 from healthd.common.model import Inventory, Observation, Outcome, StreamStatus
 from healthd.common.repair_plan import Attempt
 from healthd.common.text import strip_error_class
-from healthd.host.inventory import complete_gpus
+from healthd.host.inventory import JOINED, complete_gpus
 
 log = logging.getLogger("healthd")
 
@@ -156,8 +156,12 @@ def failure(reply: Reply) -> str:
 
 
 def is_outdated(inventory: Inventory, observations: Iterable[Observation]) -> bool:
-    """Return True if NVML shows more GPUs than the inventory, or another driver. A lost GPU stays in the inventory."""
-    return any(
+    """Return True if NVML shows more GPUs than the inventory, or another driver, or if the GPUs have joined an NVLink
+    fabric since. A lost GPU stays in the inventory."""
+    observations = tuple(observations)
+    fabric_states = [observation.value for observation in observations if observation.name == "gpu_fabric_state"]
+    has_joined = inventory.domain is None and bool(fabric_states) and set(fabric_states) == {JOINED}
+    return has_joined or any(
         (observation.name == "gpus" and observation.value > len(inventory.gpus))
         or (observation.name == "gpu_driver_info" and ("version", inventory.driver_version) not in observation.labels)
         for observation in observations

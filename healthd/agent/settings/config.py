@@ -164,6 +164,7 @@ class FleetLimits(Value, frozen=True):
 
     limit_*         for causes that several nodes share
     own_hardware_*  for a fault of the node itself
+    domain_limit_nodes  for any cause: nodes of one NVLink domain that spans several nodes (GB200 and GB300 NVL72)
     jitter_seconds  longest first wait for a shared cause, which is shorter in a small partition (fleet_limit.py)
     uncounted_drain_after_seconds  how long the drained nodes must be uncountable before a CRITICAL fault of the node's
                                    own hardware drains without a count and without a requeue. A random time of at most
@@ -174,6 +175,7 @@ class FleetLimits(Value, frozen=True):
     limit_min_nodes: Nodes = 2
     own_hardware_limit_percent: Percent = 30.0
     own_hardware_limit_min_nodes: Nodes = 5
+    domain_limit_nodes: Nodes = 2
     jitter_seconds: Seconds = 1800.0
     uncounted_drain_after_seconds: Seconds = 900.0
 

@@ -39,7 +39,7 @@ from healthd.common.model import (
 )
 from healthd.common.repair_plan import AttemptStage
 from healthd.common.slurm.commands import Command, CommandResult
-from healthd.common.slurm.drain_reason import parse_claim
+from healthd.common.slurm.drain_reason import domain_id, parse_claim
 from healthd.host.wakeup import FOREVER
 
 
@@ -234,6 +234,7 @@ class SlurmController:
             self.claim,
             self._now() - time.clock_gettime(time.CLOCK_BOOTTIME) if self.claim and self.claim.is_booted else 0.0,
             is_allocated(self.status.node),
+            domain_id(self._store.ledger.inventory.domain),
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:

@@ -23,6 +23,11 @@ apply:
   CRITICAL fault of the node's own hardware drains without a count.
 - Jobs are requeued only after a count that was made after the drain.
 
+A node whose NVLink domain spans several nodes (an NVL72 rack) also counts the drained nodes of this domain, for which
+there is a separate limit. Many nodes of a domain may report one fault of a switch, and the node that reports a fault is
+often not the one that has it. The same limit therefore applies to both kinds of causes. Slurm does not show the
+domains: each Reason contains the short id of its node's domain (drain_reason.py).
+
 The limit never lifts a drain that has passed the second count. Drains made by other tools are not counted.
 """
 
@@ -71,18 +76,23 @@ def limit_for(nodes: int, limits: FleetLimits, own_hardware: bool) -> int:
     return max(math.floor(nodes * percent / 100 + 1e-9), min_nodes)
 
 
+def count_limit(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> int:
+    """Return the number of nodes in this partition or NVLink domain that healthd may keep drained."""
+    return limits.domain_limit_nodes if count.is_domain else limit_for(count.nodes, limits, own_hardware)
+
+
 def tightest(counts: Sequence[PartitionCount], limits: FleetLimits, own_hardware: bool) -> PartitionCount:
-    """Return the count of the partition with the least room left."""
-    return min(counts, key=lambda count: (limit_for(count.nodes, limits, own_hardware) - count.drained, count.name))
+    """Return the count of the partition or NVLink domain with the least room left."""
+    return min(counts, key=lambda count: (count_limit(count, limits, own_hardware) - count.drained, count.name))
 
 
 def has_room(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
     """Return True if one more node may be drained. For a node that is already drained, use `is_exceeded`."""
-    return count.drained < limit_for(count.nodes, limits, own_hardware)
+    return count.drained < count_limit(count, limits, own_hardware)
 
 
 def is_exceeded(count: PartitionCount, limits: FleetLimits, own_hardware: bool) -> bool:
-    return count.drained > limit_for(count.nodes, limits, own_hardware)
+    return count.drained > count_limit(count, limits, own_hardware)
 
 
 # --- waits
@@ -129,10 +139,11 @@ def backoff(
         until=now + seconds * (0.8 + 0.4 * pseudo_random(node_name, now)),
         times=attempts + 1,
         own_hardware=own_hardware,
-        partition=count.name,
+        partition="" if count.is_domain else count.name,
         nodes=count.nodes,
         drained=count.drained,
-        limit=limit_for(count.nodes, limits, own_hardware),
+        limit=count_limit(count, limits, own_hardware),
+        domain=count.name if count.is_domain else "",
     )
 
 
@@ -148,15 +159,18 @@ def fleet_count(count: Sequence[PartitionCount], now: float) -> FleetCount:
     return FleetCount(now, tuple(count))
 
 
-def recent_count(record: DrainRecord, partitions: Collection[str], now: float) -> tuple[PartitionCount, ...]:
-    """Return the stored count if it is recent and covers these partitions, otherwise ().
+def recent_count(
+    record: DrainRecord, partitions: Collection[str], domain: str, now: float
+) -> tuple[PartitionCount, ...]:
+    """Return the stored count if it is recent and covers these partitions and this NVLink domain, otherwise ().
 
     The count includes this node's own earlier drain, so it never overstates the room.
     """
     count = record.stored_count
     if count is None or not 0 <= now - count.time <= RECENT_SECONDS:
         return ()
-    return count.partitions if {each.name for each in count.partitions} == set(partitions) else ()
+    needed = {(name, False) for name in partitions} | ({(domain, True)} if domain else set())
+    return count.partitions if {(each.name, each.is_domain) for each in count.partitions} == needed else ()
 
 
 def after_failed_count(record: DrainRecord, now: float) -> DrainRecord:
@@ -234,6 +248,11 @@ def is_late(hold: FleetHold, now: float) -> bool:
 def describe(hold: FleetHold) -> str:
     if not hold.times:
         return "waiting before the first fleet count: other nodes may share this fault"
+    if hold.domain:
+        return (
+            f"delayed by the fleet limit: healthd keeps {hold.drained} nodes in NVLink domain {hold.domain} drained; "
+            f"the limit for a domain is {hold.limit}"
+        )
     kind = "hardware faults" if hold.own_hardware else "shared causes"
     return (
         f"delayed by the fleet limit: healthd keeps {hold.drained} of {hold.nodes} nodes in partition {hold.partition} "

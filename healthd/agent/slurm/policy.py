@@ -109,6 +109,7 @@ class Policy(Value, frozen=True):
     claim                  the repair that this node claims, or None
     booted_at              when this machine booted, in epoch seconds; 0 if unknown
     was_allocated          the last reading showed this node drained and with jobs, which may be out of date
+    domain                 short id of this node's NVLink domain (drain_reason.domain_id), or ""
     """
 
     mode: Mode = Mode.OBSERVE
@@ -123,6 +124,7 @@ class Policy(Value, frozen=True):
     claim: RepairClaim | None = None
     booted_at: float = 0.0
     was_allocated: bool = False
+    domain: str = ""
 
 
 class Owner(enum.Enum):
@@ -298,7 +300,7 @@ def _is_claim_unused(node: NodeState, record: DrainRecord, policy: Policy) -> bo
 
 
 def _new_reason(verdict: Verdict, record: DrainRecord, policy: Policy) -> str:
-    return with_claim(reason(verdict.causes, drain_note(record, policy.flapping)), None)
+    return with_claim(reason(verdict.causes, drain_note(record, policy.flapping), policy.domain), None)
 
 
 def _own_drain_reason(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> str:

@@ -14,7 +14,8 @@ takes 3 more, and each change (a drain, a resume, a comment on a job, a requeue)
 2 more, to identify the slurmctld that answers (BUILD_INFO, PING), and a drain is read once more after 15 s. The node's
 own slurmstepds report its jobs, without slurmctld and slurmd, and the prolog's files contain the jobs' GPUs. Without
 those files, reading the GPUs takes 3 RPCs for each run of a job. One of these RPCs reads the table of all nodes, as do
-the fleet counts before and after a new drain (fleet_limit.py) and before and after a claim (repair_claim.py).
+the fleet counts before and after a new drain (fleet_limit.py) and before and after a claim (repair_claim.py). In an
+NVLink domain of several nodes, each fleet count reads this table twice.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ from healthd.common.slurm.output import (
     parse_claims,
     parse_cluster_size,
     parse_controller,
+    parse_domain_drains,
     parse_fleet,
     parse_in_service,
     parse_job,
@@ -420,7 +422,7 @@ class _Reconciliation:
         self.record = replace(self.record, hold=hold)  # even if the count fails now, because the wait is over
         counts: Sequence[PartitionCount] | None = yield from self.count(own_hardware)
         if counts is None:
-            counts = fleet_limit.recent_count(self.record, self.node.partitions, self.now())
+            counts = fleet_limit.recent_count(self.record, self.node.partitions, self.policy.domain, self.now())
         if not counts:
             record, time = self.record, self.now()
             if not fleet_limit.is_uncounted_drain_due(verdict.causes, record, self.node_name, limits, time):
@@ -474,7 +476,7 @@ class _Reconciliation:
         return Leave(fleet_limit.describe(hold), would=describe(desired))
 
     def count(self, own_hardware: bool, until: float = float("inf")) -> Steps[list[PartitionCount] | None]:
-        """Count the nodes in this node's partitions, and healthd's drains up to `until`.
+        """Count the nodes in this node's partitions, and healthd's drains up to `until` there and in its NVLink domain.
 
         Returns None, with the reason in `count_problem`, if the nodes cannot be counted. For a shared cause, which
         waits for a count, raises SlurmError instead.
@@ -484,7 +486,12 @@ class _Reconciliation:
             table = yield from self.read(commands.fleet())
             partitions = require_partitions(self.node)
             counts = parse_fleet(table.stdout, partitions, until)
-            self.full_count = parse_fleet(table.stdout, partitions, float("inf"))
+            full_count = parse_fleet(table.stdout, partitions, float("inf"))
+            if domain := self.policy.domain:
+                drains = (yield from self.read(commands.claims())).stdout
+                counts.append(parse_domain_drains(drains, domain, until))
+                full_count.append(parse_domain_drains(drains, domain, float("inf")))
+            self.full_count = full_count
         except SlurmError as error:
             self.record = fleet_limit.after_failed_count(self.record, self.now())
             self.count_problem = f"the nodes that healthd keeps drained cannot be counted: {error}"

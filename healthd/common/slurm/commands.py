@@ -104,7 +104,7 @@ def drained_nodes() -> Argv:
 
 def claims() -> Argv:
     """Return the query for the CLAIM_COLUMNS of drained and down nodes, one record per node and partition. It includes
-    nodes that reboot."""
+    nodes that reboot. The Reasons also contain the nodes' NVLink domains."""
     return ("sinfo", "-h", "-a", "-N", "-t", "drain,down", "-O", column_format(CLAIM_COLUMNS))
 
 

@@ -31,7 +31,7 @@ from healthd.common.slurm.commands import (
     Columns,
     CommandResult,
 )
-from healthd.common.slurm.drain_reason import LEMON, PREFIX, parse_claim
+from healthd.common.slurm.drain_reason import LEMON, PREFIX, parse_claim, parse_domain
 from healthd.common.slurm.gres import count_gpus, count_single_type_gpus
 from healthd.common.slurm.node_states import DRAINED_STATES, IN_SERVICE, MAINTENANCE, REBOOT, UNSETTLED
 from healthd.common.text import is_decimal, regex
@@ -271,6 +271,27 @@ def parse_claims(data: bytes) -> list[Claim]:
             is_renewed = reason.endswith(APPENDED) or not REBOOT.isdisjoint(flags)
             found[name] = Claim(name, _time(since), is_renewed, is_hidden)
     return list(found.values())
+
+
+def parse_domain_drains(data: bytes, domain: str, until: float) -> PartitionCount:
+    """Parse CLAIM_COLUMNS. Return the count for the NVLink domain with this short id: its nodes that healthd has
+    drained up to `until` (epoch seconds), according to their Reasons.
+
+    Drains without a domain in the Reason are not counted: drains by `fleet lemons --apply`, by a healthd that had not
+    read the domain yet, and drains whose Reason Slurm or an operator has replaced. Raises SlurmError if a record cannot
+    be read, or if a counted node's name fills its column, because two truncated names may be equal.
+    """
+    drained: set[str] = set()
+    width = CLAIM_COLUMNS[0][1]
+    for record in records(data, CLAIM_COLUMNS):
+        name, state, since, reason = map(_text, record)
+        is_drained = not DRAINED_STATES.isdisjoint(regex("[A-Z_]+").findall(state.upper()))
+        if not is_drained or parse_domain(reason) != domain or _time(since) > until:
+            continue
+        if len(record[0]) >= width or not name:
+            raise SlurmError(f'sinfo printed no node name of less than {width} bytes: "{_short(record[0])}"')
+        drained.add(name)
+    return PartitionCount(domain, 0, len(drained), is_domain=True)
 
 
 def parse_node_names(data: bytes) -> frozenset[str]:

@@ -89,6 +89,7 @@ class NodeStatus:
         repair_deadline: when the stage should have ended, in epoch seconds, or 0. For a node that is not seen, when it
             should be back from a repair.
         repair_failed: True if the last step has failed.
+        domain, domain_id: UUID and short id of its NVLink domain, as last reported; "" if it is in none.
         conditions: worst first.
     """
 
@@ -113,6 +114,8 @@ class NodeStatus:
     repair_stage: str = ""
     repair_deadline: float = 0.0
     repair_failed: bool = False
+    domain: str = ""
+    domain_id: str = ""
     conditions: tuple[OpenCondition, ...] = ()
 
     @property

@@ -39,6 +39,9 @@ LABEL_QUERIES = {
     "owner": "healthd_slurm_drained_by",
     "drain": "healthd_slurm_drain_info",
     "held": "healthd_fleet_limit_drain_waiting == 1",
+    # The last value of a node that does not answer now is used, so that its domain is complete.
+    "domain": "healthd_nvlink_domain_info or on (cluster, job, instance) "
+    f"last_over_time(healthd_nvlink_domain_info[{LAST_SEEN_DAYS}d])",
     # The value is the deadline of the stage, or 0 for a claim.
     "repair": "healthd_repair_stage_deadline_timestamp_seconds or on (cluster, job, instance) "
     "healthd_repair_stage_begun_timestamp_seconds * 0",
@@ -194,6 +197,8 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
             repair_stage=label("repair", "stage"),
             repair_deadline=queries.valid_time(repair_deadline, MAX_AHEAD_SECONDS),
             repair_failed=node_target in values["repair_failed"],
+            domain=label("domain"),
+            domain_id=label("domain", "id"),
             conditions=tuple(
                 sorted(conditions.get(node_target, ()), key=lambda c: (not c.is_enforced, -c.severity, c.code))
             ),

@@ -64,6 +64,7 @@ def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: 
     """Return the summary and a row for each node. Many nodes with the same text share one row, unless `show_all` is
     set."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
+    lines += [line for text in _domain_texts(fleet) for line in page.wrap(text)]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}
     several = len({node.cluster for node in fleet.nodes}) > 1
@@ -113,6 +114,7 @@ def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
         "in_repair": sum(node.is_in_repair for node in fleet.nodes),
         "repair_late": sum(node.is_repair_late(fleet.time) for node in fleet.nodes),
         "repair_failed": sum(node.repair_failed for node in fleet.nodes),
+        "domains": [dataclasses.asdict(domain) for domain in count_domains(fleet)],
         "nodes": [_node_document(node) for node in nodes],
         "notes": list(fleet.notes),
     }
@@ -121,7 +123,10 @@ def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
 def _node_document(node: NodeStatus) -> dict[str, Any]:
     fields = dataclasses.asdict(node)
     times = ("last_seen", "drained_since", "paused_until", "waiting_since", "stale_seconds", "repair_deadline")
-    texts = ("health", "mode", "version", "drained_by", "reason", "limit_partition", "repair_step", "repair_stage")
+    texts = (
+        *("health", "mode", "version", "drained_by", "reason", "limit_partition", "repair_step", "repair_stage"),
+        *("domain", "domain_id"),
+    )
     conditions = [
         {**dataclasses.asdict(c), "severity": SEVERITIES[c.severity], "since": c.since or None} for c in node.conditions
     ]
@@ -132,6 +137,65 @@ def _node_document(node: NodeStatus) -> dict[str, Any]:
         "delayed_by": list(node.delayed_by),
         "conditions": conditions,
     }
+
+
+# --- NVLink domains
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DomainCount:
+    """The nodes of an NVLink domain (GB200 and GB300 NVL72).
+
+    Attributes:
+        id: short id, as in the drain reason.
+        healthy: in service without a problem.
+        drained: by healthd or others.
+        not_seen: not reporting to Prometheus.
+        other: in service, but not healthy.
+    """
+
+    cluster: str
+    domain: str
+    id: str
+    nodes: int
+    healthy: int
+    drained: int
+    not_seen: int
+    other: int
+
+
+def count_domains(fleet: Fleet) -> list[DomainCount]:
+    """Return the counts for each NVLink domain. Domains with drained or unseen nodes come first."""
+    nodes_by_domain: dict[tuple[str, str, str], list[NodeStatus]] = {}
+    for node in fleet.nodes:
+        if node.domain:
+            nodes_by_domain.setdefault((node.cluster, node.domain, node.domain_id), []).append(node)
+    counts = []
+    for (cluster, domain, short), nodes in nodes_by_domain.items():
+        healthy = sum(node.group is Group.HEALTHY for node in nodes)
+        not_seen = sum(not node.seen for node in nodes)
+        drained = sum(bool(node.seen and node.drained_by) for node in nodes)
+        other = len(nodes) - healthy - drained - not_seen
+        counts.append(DomainCount(cluster, domain, short, len(nodes), healthy, drained, not_seen, other))
+    return sorted(counts, key=lambda d: (-d.drained - d.not_seen, -d.other, d.cluster, d.domain))
+
+
+def _domain_texts(fleet: Fleet) -> list[str]:
+    """Return a line for each NVLink domain with a node that is not healthy, and one line for the other domains."""
+    counts = count_domains(fleet)
+    several = len({node.cluster for node in fleet.nodes}) > 1
+    texts = []
+    for d in counts:
+        if d.healthy == d.nodes:
+            continue
+        numbers = ((d.healthy, "healthy"), (d.drained, "drained"), (d.not_seen, "not seen"), (d.other, "with problems"))
+        parts = ", ".join(f"{number:,} {label}" for number, label in numbers if number)
+        name = f"{d.cluster}/{d.id}" if several else d.id
+        texts.append(f"NVLink domain {_truncate(name, 48)}: {plural(d.nodes, 'node')}: {parts}")
+    if healthy := len(counts) - len(texts):
+        more = "other " if texts else ""
+        texts.append(f"{plural(healthy, f'{more}NVLink domain')}: all nodes are healthy")
+    return texts
 
 
 # --- a row

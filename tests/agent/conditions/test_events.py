@@ -406,6 +406,21 @@ def test_gpus_has_gpus_without_serial_numbers(node: Node) -> None:
     assert serials(node.drain_events()) == [("opened", None)]
 
 
+def test_condition_and_drain_events_have_the_nvlink_domain(node: Node) -> None:
+    node.set_conditions(XID)
+    node.condition_store.change(slurm=DrainRecord(reason="healthd: a/b: c", confirmed_at=NOW))
+    assert not any("domain" in event for event in node.drain_events())
+    domain = "4f9a1b2c-0000-0000-0000-00000000000a"
+    node.condition_store.change(inventory=Inventory(domain=domain))
+    node.set_conditions(XID, MOUNT)
+    node.condition_store.change(slurm=DrainRecord(reason="healthd: d/e: f", confirmed_at=NOW))
+    node.set_conditions(XID, cleared(MOUNT, "pass", NOW))
+    found = node.drain_events()
+    assert [(event["event"], event["domain"]) for event in found] == [
+        (name, domain) for name in ("opened", "drain", "cleared")
+    ]
+
+
 def test_condition_keeps_the_serial_number_of_a_replaced_gpu(node: Node) -> None:
     fault = replace(XID, clears=Clears.PASS)
     read_inventory(node, *GPUS)

@@ -274,6 +274,15 @@ def test_take_inventory_keeps_fault_on_replaced_gpu():
     assert (after.conditions, after.inventory) == (before.conditions, replaced)
 
 
+def test_take_inventory_keeps_the_last_nvlink_domain():
+    joined = intake.take_inventory(EMPTY, replace(FIRST_INVENTORY, domain="d-1"), LISTENERS)
+    for lost in (None, ""):
+        after = intake.take_inventory(joined, replace(FIRST_INVENTORY, domain=lost), LISTENERS)
+        assert after.inventory.domain == "d-1"
+    assert intake.take_inventory(joined, replace(FIRST_INVENTORY, domain="d-2"), LISTENERS).inventory.domain == "d-2"
+    assert intake.take_inventory(EMPTY, replace(FIRST_INVENTORY, domain=""), LISTENERS).inventory.domain == ""
+
+
 def test_take_inventory_does_not_reopen_repaired_fault():
     before = take(EMPTY, xid(79))
     (condition,) = before.conditions

@@ -52,6 +52,7 @@ from healthd.common.model import (
     Verdict,
 )
 from healthd.common.repair_plan import Attempt, AttemptStage, CauseStep, Obstacle, Plan, Reason, RepairRecord
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.host.host import Host
 from tests.e2e.requirements import require_programs
 
@@ -256,6 +257,14 @@ def test_condition_series_keep_labels_for_their_lifetime() -> None:
     ]
 
 
+def test_nvlink_domain_info_has_uuid_and_short_id() -> None:
+    domain = "00000001-0000-0000-0000-000000000001"
+    shown = replace(PLAIN, inventory=Inventory(domain=domain))
+    assert value(shown, "nvlink_domain_info", domain=domain, id=domain_id(domain)) == 1
+    for none in (None, ""):
+        assert "healthd_nvlink_domain_info" not in names(replace(PLAIN, inventory=Inventory(domain=none)))
+
+
 def test_gpu_info_has_dcgm_exporter_labels() -> None:
     gpus = (
         Gpu("0000:61:00.0", 3, "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52", "NVIDIA H100 80GB HBM3", 5),
@@ -344,6 +353,9 @@ def test_fleet_limit_families_describe_hold(healthy: Snapshot) -> None:
     assert value(held_snapshot, "fleet_limit_waiting_since_timestamp_seconds") == NOW - 60
     assert value(held_snapshot, "fleet_limit_next_try_timestamp_seconds") == NOW + 60
     assert promtool(render(held_snapshot)) == "0"
+    in_domain = replace(healthy, fleet_hold=FleetHold(NOW - 60, NOW + 60, 2, drained=2, limit=2, domain="1a2b3c4d"))
+    assert value(in_domain, "fleet_limit_nodes_drained", partition="NVLink domain 1a2b3c4d", kind="shared") == 2
+    assert "healthd_fleet_limit_nodes" not in names(in_domain), "the size of a domain is unknown"
     waiting = names(replace(healthy, fleet_hold=FleetHold(NOW, NOW + 60)))
     assert "healthd_fleet_limit_drain_waiting" not in waiting, "the first wait is not a hold"
     assert not any("fleet_limit" in name for name in names(healthy))

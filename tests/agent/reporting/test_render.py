@@ -521,3 +521,11 @@ def test_no_document_text_reaches_terminal_unescaped(text, width):
 )  # fmt: skip
 def test_settings_are_shown_as_toml(value, expected):
     assert render.settings([("name", value, "default")], PAGE).splitlines()[1].split(None, 1)[1].startswith(expected)
+
+
+def test_status_shows_nvlink_domain() -> None:
+    inventory = {**status_document()["inventory"], "domain": "4f9a1b2c-0000-0000-0000-00000000000a"}
+    text = status(inventory={**inventory, "domain_id": "1a2b3c4d"})
+    assert "NVLink domain: 1a2b3c4d (4f9a1b2c-0000-0000-0000-00000000000a)" in text
+    assert "NVLink domain" not in status()
+    assert "NVLink domain" not in status(inventory={**inventory, "domain": None, "domain_id": ""})

@@ -26,6 +26,7 @@ from healthd.agent.slurm.fleet_limit import (
     limit_for,
     must_wait,
     pseudo_random,
+    recent_count,
     spread_again,
     spread_seconds,
     tightest,
@@ -37,6 +38,7 @@ from healthd.common.model import (
     Condition,
     ConditionState,
     DrainRecord,
+    FleetCount,
     FleetHold,
     PartitionCount,
     Severity,
@@ -92,6 +94,40 @@ def test_tightest_returns_partition_with_least_room() -> None:
     assert not has_room(full, LIMITS, SHARED)
     assert not is_exceeded(full, LIMITS, SHARED)
     assert is_exceeded(replace(full, drained=5), LIMITS, SHARED)
+
+
+def test_tightest_includes_nvlink_domain() -> None:
+    big, domain = PartitionCount("big", 1000, 90), PartitionCount("1a2b3c4d", 0, 1, is_domain=True)
+    for kind in (SHARED, OWN):
+        assert tightest([big, domain], LIMITS, kind) == domain
+        assert has_room(domain, LIMITS, kind)
+        assert not has_room(replace(domain, drained=2), LIMITS, kind)
+        assert not is_exceeded(replace(domain, drained=2), LIMITS, kind)
+        assert is_exceeded(replace(domain, drained=3), LIMITS, kind)
+    wide = replace(LIMITS, domain_limit_nodes=18)
+    assert tightest([big, domain], wide, SHARED) == big
+    assert has_room(replace(domain, drained=17), wide, SHARED)
+
+
+def test_hold_for_nvlink_domain_names_the_domain() -> None:
+    hold = backoff(None, PartitionCount("1a2b3c4d", 0, 2, is_domain=True), LIMITS, OWN, "n1", NOW)
+    assert (hold.partition, hold.domain, hold.nodes, hold.drained, hold.limit) == ("", "1a2b3c4d", 0, 2, 2)
+    assert hold.until - NOW >= 0.8 * MIN_HOLD_SECONDS
+    assert describe(hold) == (
+        "delayed by the fleet limit: healthd keeps 2 nodes in NVLink domain 1a2b3c4d drained; "
+        "the limit for a domain is 2"
+    )
+
+
+def test_recent_count_must_cover_the_domain() -> None:
+    partition, domain = PartitionCount("gpu", 100, 9), PartitionCount("1a2b3c4d", 0, 2, is_domain=True)
+    with_domain = DrainRecord(stored_count=FleetCount(NOW, (partition, domain)))
+    without_domain = DrainRecord(stored_count=FleetCount(NOW, (partition,)))
+    assert recent_count(with_domain, ["gpu"], "1a2b3c4d", NOW) == (partition, domain)
+    assert recent_count(without_domain, ["gpu"], "1a2b3c4d", NOW) == ()
+    assert recent_count(without_domain, ["gpu"], "", NOW) == (partition,)
+    assert recent_count(with_domain, ["gpu"], "ffffffff", NOW) == ()
+    assert recent_count(with_domain, ["gpu", "1a2b3c4d"], "", NOW) == (), "a partition with the domain's name"
 
 
 # --- waits

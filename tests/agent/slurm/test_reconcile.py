@@ -37,6 +37,7 @@ from healthd.common.model import (
 )
 from healthd.common.slurm import commands
 from healthd.common.slurm.commands import (
+    CLAIM_COLUMNS,
     FLEET_COLUMNS,
     JOB_COLUMNS,
     NODE_COLUMNS,
@@ -1193,6 +1194,77 @@ def test_own_hardware_fault_does_not_wait() -> None:
     for record in (DrainRecord(), DrainRecord(hold=FleetHold(NOW, NOW + 900))):
         result = run_reconcile(DEGRADED, [FREE_NODE, SUCCESS, DRAINED_NODE], record, fleet=fleet_with_drained(100, 101))
         assert (result.report.decision, result.report.settled) == (Drain(XID, False), True)
+
+
+# the limit of an NVLink domain
+
+IN_DOMAIN = replace(ACT, domain="1a2b3c4d")
+DOMAIN_XID = f"{XID} (domain 1a2b3c4d)"
+
+
+def domain_with_drained(*counts: int, newer: int = 0) -> Callable[[tuple[str, ...]], CommandResult]:
+    """Answer counts of an idle partition, and successive counts of the domain. `newer` of its drains are newer than
+    this node's drain."""
+    remaining = iter(counts)
+
+    def answer(argv: tuple[str, ...]) -> CommandResult:
+        if argv != commands.claims():
+            return fleet_answer(argv)
+        number = next(remaining)
+        rows = [
+            (f"t{i}", "idle+drain", f"{NOW - 60 + (i < newer):.0f}", "healthd: a/b: c (domain 1a2b3c4d)")
+            for i in range(number)
+        ]
+        rows.append(("other", "idle+drain", f"{NOW - 90:.0f}", "healthd: a/b: c (domain ffffffff)"))
+        return CommandResult(0, b"".join(columns(row, CLAIM_COLUMNS) for row in rows))
+
+    return answer
+
+
+def test_drain_in_nvlink_domain_names_it_and_counts_its_drains() -> None:
+    answers = [FREE_NODE, SUCCESS, sinfo("idle+drain", DOMAIN_XID)]
+    result = run_reconcile(DEGRADED, answers, policy=IN_DOMAIN, fleet=domain_with_drained(1, 2))
+    assert result.report.decision == Drain(DOMAIN_XID, False)
+    assert result.fleet_queries == [commands.fleet(), commands.claims()] * 2
+    assert result.report.record.stored_count == FleetCount(
+        NOW, (PartitionCount("gpu", 1000, 0), PartitionCount("1a2b3c4d", 0, 2, is_domain=True))
+    )
+
+
+@pytest.mark.parametrize("verdict", [CRITICAL, DEGRADED, SHARED])
+def test_drain_beyond_the_limit_of_the_domain_is_held(verdict: Verdict) -> None:
+    record = DrainRecord(hold=DUE) if verdict is SHARED else DrainRecord()
+    result = run_reconcile(verdict, [FREE_NODE], record, IN_DOMAIN, fleet=domain_with_drained(2))
+    assert result.changes() == []
+    hold = result.report.record.hold
+    assert hold is not None
+    assert (hold.domain, hold.drained, hold.limit) == ("1a2b3c4d", 2, 2)
+    assert isinstance(result.report.decision, Leave)
+    assert "NVLink domain 1a2b3c4d" in result.report.decision.why
+
+
+def test_drain_is_lifted_if_other_nodes_of_the_domain_drained_at_the_same_moment() -> None:
+    answers = [FREE_NODE, SUCCESS, sinfo("idle+drain", DOMAIN_XID), SUCCESS, FREE_NODE]
+    result = run_reconcile(DEGRADED, answers, policy=IN_DOMAIN, fleet=domain_with_drained(1, 3))
+    assert isinstance(result.report.decision, Leave)
+    hold = result.report.record.hold
+    assert hold is not None
+    assert (hold.domain, hold.drained) == ("1a2b3c4d", 2)
+    kept = run_reconcile(DEGRADED, answers[:3], policy=IN_DOMAIN, fleet=domain_with_drained(1, 3, newer=1))
+    assert kept.report.decision == Drain(DOMAIN_XID, False), "a newer drain does not count"
+
+
+def test_drain_in_nvlink_domain_waits_if_its_drains_cannot_be_counted() -> None:
+    def unreadable(argv: tuple[str, ...]) -> CommandResult:
+        return SOCKET_TIMEOUT if argv == commands.claims() else fleet_answer(argv)
+
+    result = run_reconcile(DEGRADED, [FREE_NODE], policy=IN_DOMAIN, fleet=unreadable)
+    assert result.changes() == []
+    assert result.report.problem.startswith("the nodes that healthd keeps drained cannot be counted: ")
+    recent = FleetCount(NOW - 9, (PartitionCount("gpu", 1000, 0), PartitionCount("1a2b3c4d", 0, 2, is_domain=True)))
+    held = run_reconcile(DEGRADED, [FREE_NODE], DrainRecord(stored_count=recent), IN_DOMAIN, fleet=unreadable)
+    assert held.report.record.hold is not None
+    assert held.report.record.hold.domain == "1a2b3c4d"
 
 
 # failed fleet counts

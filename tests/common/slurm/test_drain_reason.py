@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +13,10 @@ from healthd.common.slurm.builtin_reasons import APPENDED
 from healthd.common.slurm.drain_reason import (
     MAX_CHARACTERS,
     claim_note,
+    domain_id,
     names_worst_cause,
     parse_claim,
+    parse_domain,
     parse_reason,
     reason,
     reason_start,
@@ -204,3 +208,87 @@ def test_reason_shortens_note_if_cause_leaves_too_little_room() -> None:
 @given(text=ANY_TEXT, step=STEPS)
 def test_text_outside_healthd_format_never_claims(text: str, step: RepairStep) -> None:
     assert parse_claim(f"{text} ({claim_note(step)})") is None or text.startswith("healthd: ")
+
+
+# --- the NVLink domain
+
+DOMAINS = st.from_regex(r"[0-9a-f]{8}", fullmatch=True)
+
+
+def test_reason_ends_with_domain() -> None:
+    """Sites and other versions of healthd read it in Slurm."""
+    text = reason([condition(), condition()], "an operator must resume it", "1a2b3c4d")
+    head = "healthd: gpu_xid/79 0000:1b:00.0: fell off the bus (+1 more)"
+    assert text == f"{head} (an operator must resume it) (domain 1a2b3c4d)"
+    assert parse_domain(text) == "1a2b3c4d"
+    assert with_claim(text, RepairStep.REBOOT) == f"{text} (repair: reboot)"
+
+
+def test_domain_id_of_a_public_capture() -> None:
+    assert domain_id("00000001-0000-0000-0000-000000000001") == "9551333b"
+    assert domain_id("4F9A1B2C-0000-0000-0000-00000000000A") == domain_id("4f9a1b2c-0000-0000-0000-00000000000a")
+    assert (domain_id(""), domain_id(None)) == ("", "")
+
+
+@given(uuid=st.uuids(), place=st.integers(0, 32), digits=st.from_regex(r"[0-9a-f]{4}", fullmatch=True))
+def test_domain_id_differs_for_uuids_that_differ_in_adjacent_digits(uuid: UUID, place: int, digits: str) -> None:
+    first = str(uuid)
+    second = first[:place] + digits + first[place + 4 :]
+    assert (domain_id(first) == domain_id(second)) == (first == second)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "fan (domain 1a2b3c4d)", "lemon: 3 Xids (domain 1a2b3c4d)", "healthd: gpu_xid/79: x"),
+        *("healthd: gpu_xid/79: x (domain 1a2b3c4d) y", "healthd: gpu_xid/79: x (domain 1a2b3c4)"),
+        *("healthd: gpu_xid/79: x (domain 1a2b3c4d)\n", "healthd: gpu_xid/79: x(domain 1a2b3c4d)"),
+    ],
+)
+def test_parse_domain_rejects_other_text(text: str) -> None:
+    assert parse_domain(text) == ""
+
+
+@given(text=ANY_TEXT)
+def test_parse_domain_accepts_any_text(text: str) -> None:
+    parse_domain(text)
+    parse_domain(f"healthd: gpu_xid/79: {text}")
+
+
+@given(
+    code=CODES,
+    subject=PARTS,
+    message=ANY_TEXT,
+    more=st.integers(0, 500),
+    note=st.sampled_from(["", "3 times in an hour: an operator must resume it", "x" * 300]),
+    domain=DOMAINS,
+    step=STEPS,
+    suffix=SUFFIXES,
+)
+def test_domain_and_claim_of_any_reason_are_read_back(
+    code: str, subject: str, message: str, more: int, note: str, domain: str, step: RepairStep, suffix: str
+) -> None:
+    cause = condition(code, subject, message)
+    text = reason([cause] * (more + 1), note, domain)
+    claimed = with_claim(text, step)
+    assert max(len(text), len(claimed)) <= MAX_CHARACTERS
+    assert [parse_domain(line) for line in (text, text + suffix, claimed, claimed + suffix)] == [domain] * 4
+    assert parse_claim(claimed + suffix) is step
+    assert parse_reason(text) == parse_reason(claimed) == parse_reason(reason([cause]))
+    assert names_worst_cause(claimed, [cause])
+    assert with_claim(claimed + suffix, step) == claimed
+    assert parse_domain(with_claim(claimed + suffix, None)) == domain
+
+
+@given(code=LONG_CODES, subject=LONG_PARTS, message=ANY_TEXT, more=st.integers(0, 99_999), domain=DOMAINS, step=STEPS)
+def test_cause_and_claim_survive_the_longest_cause_with_a_domain(
+    code: str, subject: str, message: str, more: int, domain: str, step: RepairStep
+) -> None:
+    cause = condition(code, subject, message)
+    text = reason([cause] * (more + 1), "3 times in an hour: an operator must resume it", domain)
+    claimed = with_claim(text, step)
+    assert max(len(text), len(claimed)) <= MAX_CHARACTERS
+    assert parse_domain(text) == domain
+    assert parse_claim(claimed) is step
+    assert claimed.startswith(reason_start(cause))
+    assert parse_domain(claimed) in (domain, "")

@@ -32,6 +32,7 @@ from healthd.common.slurm.output import (
     parse_claims,
     parse_cluster_size,
     parse_controller,
+    parse_domain_drains,
     parse_fleet,
     parse_in_service,
     parse_job,
@@ -128,6 +129,10 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "lemons": parse_lemons,
     "claims": parse_claims,
     "claims' columns": lambda data: parse_claims(record_with(data, CLAIM_COLUMNS, "n1", "idle+drain")),
+    "domain's drains": lambda data: parse_domain_drains(data, "1a2b3c4d", NOW),
+    "domain's drains' columns": lambda data: parse_domain_drains(
+        record_with(data, CLAIM_COLUMNS, "n1", "idle+drain"), "1a2b3c4d", NOW
+    ),
     "node names": parse_node_names,
     "in service": lambda data: parse_in_service(data, {"gpu"}),
     "in service's columns": lambda data: parse_in_service(record_with(data, FLEET_COLUMNS, "gpu"), {"gpu"}),
@@ -621,3 +626,38 @@ def test_parse_reservation_names_reads_each_line(text: str, names: frozenset[str
 def test_parse_reservation_names_of_any_text_raises_only_slurm_error(text: str) -> None:
     with suppress(SlurmError):
         assert parse_reservation_names(text)
+
+
+# --- the drains of an NVLink domain
+
+OF_DOMAIN = "healthd: gpu_xid/79: fell off the bus (domain 1a2b3c4d)"
+
+
+def domain_count(*rows: tuple[str, str, str, str], until: float = float("inf")) -> int:
+    table = b"".join(columns(row, CLAIM_COLUMNS) for row in rows)
+    found = parse_domain_drains(table, "1a2b3c4d", until)
+    assert found == PartitionCount("1a2b3c4d", 0, found.drained, is_domain=True)
+    return found.drained
+
+
+def test_parse_domain_drains_counts_current_drains_of_the_domain_once() -> None:
+    rows = [
+        ("n1", "idle+drain", "5", OF_DOMAIN),
+        ("n1", "idle+drain", "5", OF_DOMAIN),  # in two partitions
+        ("n2", "mixed+drain+not_responding", "5", f"{OF_DOMAIN} (repair: reboot) : reboot issued"),
+        ("n3", "down", "5", OF_DOMAIN),  # 24.11 keeps the Reason after the drain has ended
+        ("n4", "idle+drain", "5", OF_DOMAIN.replace("1a2b", "ffff")),
+        ("n5", "idle+drain", "5", "healthd: gpu_xid/79: fell off the bus"),
+        ("n6", "idle+drain", "5", "fan (domain 1a2b3c4d)"),
+        ("n7", "down+drain", "7", OF_DOMAIN),
+    ]
+    assert domain_count(*rows) == 3
+    assert domain_count(*rows, until=6) == 2
+    assert domain_count() == 0
+
+
+def test_parse_domain_drains_rejects_truncated_table_and_name() -> None:
+    with pytest.raises(SlurmError):
+        parse_domain_drains(columns(("n1", "idle+drain", "5", OF_DOMAIN), CLAIM_COLUMNS)[:-9], "1a2b3c4d", NOW)
+    with pytest.raises(SlurmError, match="no node name of less than 65 bytes"):
+        domain_count(("n" * 70, "idle+drain", "5", OF_DOMAIN))

@@ -84,7 +84,7 @@ LINK_SPEEDS = {H100: 26562, B200: 53125, B300: 53125}  # MB/s
 SLOW_SHARE = 0.9  # above 50000 and 25000 MB/s, the speeds without encoding overhead, which some tools report
 BOARD_SWITCHES = {A100: 6, H100: 4}  # NVSwitches of a whole HGX board (Fabric Manager user guide, GPU baseboards)
 EXPORT_MODELS = regex(r"\b[A-Z]800\b")
-FABRIC_JOINING, FABRIC_COMPLETED = (1, 2), 3
+FABRIC_COMPLETED = 3
 NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED: joining completed without a fabric
 PASSED_THROUGH, VGPU_MODES = 1, (2, 3, 4)  # nvmlGpuVirtualizationMode_t
 
@@ -154,14 +154,22 @@ def _inactive(
 ) -> Iterator[Finding]:
     """Compare the active links with the number in the settings. If the settings have no number, or only a profile's
     guess, first compare with other GPUs and with the number of links that NVSwitches connect.
+
+    If all GPUs of a rack's tray lack the same links, or no GPU of a board has an active link, the cause may be a switch
+    of the rack, or the setup of the machine.
     """
     is_configured = config.links > 0 and "links" not in config.guessed
     message, expects, shared_cause = "" if is_configured else _missing_links_message(gpu, active, peers), "", False
+    failed: NvmlError | None = None
     if not message and not is_configured and not all(active):
-        platform = gpu.platform()
-        if _needs_all_links(host, gpu, active, platform):
-            message = _count_message(active, len(active))
-            shared_cause = platform is not None and platform.is_in_rack and _all_lack(active, peers)
+        try:
+            platform = gpu.platform()
+            if _needs_all_links(host, gpu, active, platform):
+                message = _count_message(active, len(active))
+                is_in_rack = platform is not None and platform.is_in_rack
+                shared_cause = _all_lack(active, peers) and (is_in_rack or not any(map(any, peers)))
+        except NvmlError as error:  # the number in the settings still counts
+            failed = error
     if not message and sum(active) < config.links:
         message, expects = _count_message(active, config.links), "links"
     if message:
@@ -174,6 +182,8 @@ def _inactive(
             expects=expects,
             shared_cause=shared_cause,
         )
+    if failed is not None:
+        raise failed
 
 
 def _needs_all_links(host: Host, gpu: NvmlGpu, active: Sequence[bool], platform: Platform | None) -> bool:
@@ -193,14 +203,12 @@ def _needs_all_links(host: Host, gpu: NvmlGpu, active: Sequence[bool], platform:
 
 
 def _may_have_links(gpu: NvmlGpu) -> bool:
-    """Return False if the GPU is still joining its fabric, or has completed joining without one."""
+    """Return False if the GPU is still joining its fabric, or has none, for example because the driver was loaded with
+    NVreg_NvLinkDisable."""
     fabric = gpu.fabric()
     if fabric is None:
         return True
-    return fabric.state not in FABRIC_JOINING and (fabric.state, fabric.status) != (
-        FABRIC_COMPLETED,
-        NOT_SUPPORTED_STATUS,
-    )
+    return fabric.state == FABRIC_COMPLETED and fabric.status != NOT_SUPPORTED_STATUS
 
 
 def _is_nvswitch(function: PciFunction) -> bool:

@@ -41,6 +41,7 @@ BASELINE = Baseline(("expected_bytes",), place=50)
 
 MEMINFO = "/proc/meminfo"
 MEM_TOTAL = regex(r"^(?:Node [0-9]{1,5} )?MemTotal: +([0-9]{1,12}) kB$", re.MULTILINE)
+CPUINFO = "/proc/cpuinfo"
 NODES = "/sys/devices/system/node"
 NODE_LIST = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
@@ -75,13 +76,15 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
 
 
 def host_memory(host: Host) -> int:
-    """Return the bytes of MemTotal; on a machine with NUMA nodes that have memory but no CPUs, of all other nodes."""
+    """Return the bytes of MemTotal; on an Arm machine with NUMA nodes that have memory but no CPUs, of all other nodes:
+    these are the GPUs' memory on Grace. On x86, such nodes are CXL memory or HBM, which belong to the machine."""
     with_cpus, with_memory = (host.read(f"{NODES}/{name}") for name in ("has_cpu", "has_memory"))
     if not with_cpus or not with_memory:  # a kernel without NUMA
         return parse(host.read(MEMINFO) or "")
     cpu_nodes = parse_nodes(with_cpus, f"{NODES}/has_cpu")
     memory_nodes = parse_nodes(with_memory, f"{NODES}/has_memory")
-    if memory_nodes <= cpu_nodes or not memory_nodes & cpu_nodes:
+    is_arm = "CPU implementer" in (host.read(CPUINFO) or "")
+    if not is_arm or memory_nodes <= cpu_nodes or not memory_nodes & cpu_nodes:
         return parse(host.read(MEMINFO) or "")
     paths = [f"{NODES}/node{node}/meminfo" for node in sorted(memory_nodes & cpu_nodes)]
     return sum(parse(host.read(path) or "", path) for path in paths)

@@ -626,7 +626,8 @@ class NvmlGpu:
         absent = ABSENT | {ARGUMENT_VERSION_MISMATCH}
         if self._call("nvmlDeviceGetPlatformInfo", byref(info), absent=absent) is None:
             return None
-        serial = raw(info, "chassisSerialNumber").decode("utf-8", "replace")
+        serial = raw(info, "chassisSerialNumber").decode("utf-8", "replace").strip()
+        serial = "" if serial == "N/A" or not serial.strip("0") else serial
         slot, tray, host, peer, module = (
             raw(info, name)[0] for name in ("slotNumber", "trayIndex", "hostId", "peerType", "moduleId")
         )

@@ -335,8 +335,16 @@ def test_links_down_on_all_gpus_of_hgx_board_are_critical(host, tmp_path, profil
     for config in (Config(), Config(links=18, guessed=("links",))):
         found = findings(gpu_nvlink, host(text, profile, str(tmp_path)), config)
         assert [(f.code, f.severity, f.expects, f.shared_cause) for f in found] == [
-            ("gpu_nvlink/inactive", Severity.CRITICAL, "", False)
+            ("gpu_nvlink/inactive", Severity.CRITICAL, "", down is ALL_DOWN)
         ] * 8
+
+
+def test_links_that_the_driver_was_told_not_to_use_are_no_fault(host, tmp_path):
+    """NVreg_NvLinkDisable: no link is active, and the GPUs have no fabric."""
+    for number in range(4):
+        add_pci_device(tmp_path, f"0000:0{5 + number}:00.0", "0x068000")
+    text = "".join(f"[gpu.{n}]\nfabric_state = 0\n{ALL_DOWN}\n" for n in range(8))
+    assert findings(gpu_nvlink, host(text, "dgx-h100", str(tmp_path)), Config()) == []
 
 
 def test_links_down_on_all_gpus_of_a100_board_are_critical(host, tmp_path):

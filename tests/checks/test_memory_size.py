@@ -77,6 +77,7 @@ def test_missing_dimm_drains_until_restored(tmp_path):
 # A GB200 tray: the memory of each of two Grace CPUs is 480 GiB; NUMA nodes 2, 10, 18 and 26 are the memory of four GPUs
 # of 186 GiB (TensorRT-LLM, examples/wide_ep/README.md; judged without a capture).
 NUMA = {
+    "/proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\n",
     "/sys/devices/system/node/has_cpu": "0-1\n",
     "/sys/devices/system/node/has_memory": "0-2,10,18,26\n",
     **{

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from healthd.agent.hooks.request import PROGRAM, HooksRequest, parse_request, render_request
 from healthd.agent.hooks.result import HookResult, read_results, result_path, state_path
+from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
 from healthd.agent.settings.config import Settings
+from healthd.agent.worker.client import Reply, Request
+from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.common import guard, ownership
 from healthd.common.guard import HOOKS
 from healthd.host.separate_program import SeparateProgram
@@ -67,16 +70,31 @@ class HookTrigger:
         return {name: self._found.get(name, HookResult()) for name in self._settings.hooks.programs}
 
     def start(self) -> None:
-        """Request a run, because the daemon may have been killed before it requested one for the last event.
-
-        Without hooks, request a run only if hooks were configured before, so that hooks which are configured again
-        later do not get old events.
-        """
-        settings, now = self._settings, self._now()
-        self._since = dict.fromkeys(settings.hooks.programs, now)
-        if self._since or os.path.lexists(state_path(settings.state_dir)) or self._program.adopt():
+        """Request a run, because the daemon may have been killed before it requested one for the last event."""
+        now = self._now()
+        self._since = dict.fromkeys(self._settings.hooks.programs, now)
+        if self._since or self._program.adopt():
             earlier = self._open_request_since()
             self._since = {name: min(now, earlier.get(name, now)) for name in self._since}
+            self._request()
+
+    def record_request(self) -> Request | None:
+        """Return the request for the hooks' record, or None if hooks are configured.
+
+        The worker reads the record, because the state directory may hang.
+        """
+        if self._settings.hooks.programs:
+            return None
+        folder, name = os.path.split(state_path(self._settings.state_dir))
+        return Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(folder, (name,)))
+
+    def take_record(self, reply: Reply) -> None:
+        """Request a run if hooks were configured before.
+
+        The program then removes the record, so that hooks which are configured again later do not get old events.
+        """
+        texts = reply.answer.texts if isinstance(reply.answer, CopyAnswer) else {}
+        if set(texts.values()) != {None}:
             self._request()
 
     def reconfigure(self, settings: Settings) -> None:

@@ -32,6 +32,7 @@ from healthd.agent.worker.client import Reply, WorkerClient
 from healthd.agent.worker.requests import (
     AppendEvents,
     CheckInstalledFiles,
+    LoadCopy,
     ReadClusterName,
     ReadJournal,
     Run,
@@ -53,11 +54,12 @@ BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays kern
 
 
 class Received(NamedTuple):
-    """Input for the daemon: the end of a round, a reply with journal lines, or a new inventory."""
+    """Input for the daemon: the end of a round, a reply with journal lines or the hooks' record, or a new inventory."""
 
     round_ended: bool = False
     journal: Reply | None = None
     inventory: Inventory | None = None
+    hooks_record: Reply | None = None
 
 
 class ReplyHandler:
@@ -152,8 +154,10 @@ class ReplyHandler:
                 return received._replace(journal=reply)
             elif kind is TakeInventory and not why:
                 return received._replace(inventory=self.inventory.handle_reply(reply))
-            elif kind is TakeInventory and reply.outcome is Outcome.TIMED_OUT:
+            elif kind in (TakeInventory, LoadCopy) and reply.outcome is Outcome.TIMED_OUT:
                 self._queue.add_task(reply.request)  # retry once the hung worker has ended
+            elif kind is LoadCopy:
+                return received._replace(hooks_record=reply)
             elif kind is ReadClusterName and not why:
                 assert isinstance(reply.answer, str)
                 self._store.stream.set_cluster(reply.answer)

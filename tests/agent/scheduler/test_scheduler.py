@@ -136,6 +136,15 @@ def test_replies_for_others_are_returned(parts: Parts) -> None:
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 
 
+def test_hooks_record_is_read_again_after_worker_hung(parts: Parts) -> None:
+    request = Request("state_dir", 20.0, LoadCopy("/var/lib/healthd", ("hooks.json",)))
+    timed_out = Reply(request, Outcome.TIMED_OUT, 20.0, "no answer within 20 s")
+    assert parts.replies.handle(timed_out, Received()) == Received()
+    assert request in parts.scheduler.queue._tasks
+    answered = Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=CopyAnswer())
+    assert parts.replies.handle(answered, Received()) == Received(hooks_record=answered)
+
+
 def test_run_after_event_schedules_checks(parts: Parts) -> None:
     now = time.monotonic()
     parts.scheduler.queue._last_runs = {run.name: now for run in parts.scheduler.scheduled()}

@@ -269,7 +269,8 @@ class Executor:
             return f"process {hung[0].pid} hangs in the kernel, so a reset may hang too"
         reading = read_node(request.root)
         own = own_pids(reading, request.step, stuck, os.getppid())
-        for requirement in requirements(reading, request.settings.stop_services, own):
+        is_reset = request.step is RepairStep.GPU_RESET
+        for requirement in requirements(reading, request.settings.stop_services, own, is_reset):
             if not requirement.met:
                 why = requirement.problem or "unknown"
                 return f"requirement not met: {requirement.text} ({why})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 from msgspec import field
 from msgspec.structs import replace
@@ -154,6 +155,17 @@ def stopped_problem(journal: Journal | None) -> str:
         pids = ", ".join(str(process.pid) for process in stopped.hung)
         what.append(f"nvidia-smi hangs in the kernel (process {pids})")
     return "; ".join(what)
+
+
+def unused_id(journal: Journal | None, step: RepairStep, now: float) -> str:
+    """Return an id for a new step: its time and name. If the journal has that id, the time of the next free second."""
+    while journal is not None and journal.find(_id_at(now, step)) is not None:
+        now += 1
+    return _id_at(now, step)
+
+
+def _id_at(now: float, step: RepairStep) -> str:
+    return f"{datetime.fromtimestamp(now, timezone.utc):%Y%m%dT%H%M%SZ}-{step.value}"
 
 
 def tried_within_day(journal: Journal, step: RepairStep, causes: Sequence[str], now: float) -> bool:

@@ -71,8 +71,8 @@ def own_pids(
 ) -> frozenset[int]:
     """Return healthd's processes that may use the GPUs right before this step.
 
-    The daemon's checks close the GPUs when they end. A reset must wait for programs that hang in the kernel, and for
-    `stuck` processes; a boot ends them. `daemon` is the daemon's pid without systemd, or 0.
+    Before a reset, even these must not use the GPUs (requirements.py). A reset must also wait for programs that hang in
+    the kernel, and for `stuck` processes; a boot ends them. `daemon` is the daemon's pid without systemd, or 0.
     """
     processes = reading.processes or ()
     ends_all = step in (RepairStep.REBOOT, RepairStep.POWER_CYCLE)

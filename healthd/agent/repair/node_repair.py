@@ -7,7 +7,6 @@ Pure functions decide (ladder.py, obstacles.py, attempt.py). The claim is writte
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
@@ -30,11 +29,12 @@ from healthd.agent.repair.attempt import (
     unfinished,
     wanted_claim,
 )
-from healthd.agent.repair.journal import stopped_problem, survives_reboot
+from healthd.agent.repair.journal import stopped_problem, survives_reboot, unused_id
 from healthd.agent.repair.ladder import cause_text
 from healthd.agent.repair.planner import node_plan, with_drain_causes
 from healthd.agent.repair.step_program import StepProgram
 from healthd.agent.reporting.repair import BOOTS
+from healthd.agent.scheduler.gpu_event_process import GpuEventProcess
 from healthd.agent.scheduler.replies import ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.settings import registry
@@ -62,12 +62,13 @@ class NodeRepair:
         scheduler: Scheduler,
         replies: ReplyHandler,
         client: WorkerClient,
+        gpu_events: GpuEventProcess,
         boot_id: str,
         now: Callable[[], float],
     ) -> None:
         self.program = program
         self._store, self._controller, self._scheduler = store, controller, scheduler
-        self._replies, self._client = replies, client
+        self._replies, self._client, self._gpu_events = replies, client, gpu_events
         self._boot_id, self._now = boot_id, now
         self._inputs: tuple[object, ...] = ()
         self._plan: Plan | None = None
@@ -100,7 +101,8 @@ class NodeRepair:
         return taken.id if taken is not None else ""
 
     def start(self) -> None:
-        """Continue the repair of an earlier daemon. While GPUs are being reset, no check uses them."""
+        """Continue the repair of an earlier daemon. While GPUs are being reset, no process of the daemon uses them."""
+        self._gpu_events.adopt_earlier()
         self._hold_gpus(self._store.ledger.repair.attempt)
         self.program.start()
 
@@ -143,7 +145,7 @@ class NodeRepair:
         record = replace(record, plan=self._make_plan(record, verdict))
         drain, taken, plan = ledger.slurm, record.taken, record.plan
         attempt, controller = record.attempt, self._controller
-        self._is_driver_stuck = "nvml" in self._client.quarantined
+        self._is_driver_stuck = "nvml" in self._client.quarantined or self._gpu_events.is_hung
         if ledger.evidence is not None and ledger.evidence.stuck:
             self._is_driver_stuck = self._is_driver_stuck or bool(stuck.alive(ledger.evidence.stuck))
         resumed_at = drain.resumed_drains[-1].resumed_at if drain.resumed_drains else 0.0
@@ -167,7 +169,7 @@ class NodeRepair:
             is_driver_stuck=self._is_driver_stuck,
             stopped=stopped_problem(self.program.journal),
         )
-        new_id = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(now))}-{plan.step.value if plan else ''}"
+        new_id = unused_id(self.program.journal, plan.step if plan else RepairStep.PERSON, now)
         record, found = advance(record, view, settings.repair, new_id)
         for event in found:
             text = " ".join(f"{name}={value}" for name, value in event.fields.items())
@@ -208,7 +210,13 @@ class NodeRepair:
         return all(name in results and results[name].started >= taken.at for name in required)
 
     def _hold_gpus(self, attempt: Attempt | None) -> None:
-        self._scheduler.hold_gpus(is_taking(attempt, RepairStep.GPU_RESET))
+        is_resetting = is_taking(attempt, RepairStep.GPU_RESET)
+        self._scheduler.hold_gpus(is_resetting)
+        self._gpu_events.keep_closed(is_resetting)
+
+    @property
+    def _is_using_gpus(self) -> bool:
+        return self._scheduler.queue.is_using_gpus or self._gpu_events.may_use_gpus
 
     def _after_stage(self, before: Attempt | None, after: Attempt | None) -> None:
         """Act on a step that has begun or ended."""
@@ -232,7 +240,7 @@ class NodeRepair:
         self._store.set_conditions(endings.after_repairs(conditions, repairs, self._now()))
 
     def _take_step(self, attempt: Attempt | None) -> None:
-        """Request the step, once its claim is saved and no check uses the GPUs."""
+        """Request the step, once its claim is saved and no process of the daemon uses the GPUs."""
         journal, ledger = self.program.journal, self._store.ledger
         config = self._scheduler.configured.settings.repair
         if not is_taking(attempt) or must_withdraw(ledger.repair, config, self._is_driver_stuck):
@@ -240,7 +248,7 @@ class NodeRepair:
             return
         if attempt.boot_id != self._boot_id or journal is None or journal.find(attempt.id) is not None:
             return
-        if attempt.step is RepairStep.GPU_RESET and self._scheduler.queue.is_using_gpus:
+        if attempt.step is RepairStep.GPU_RESET and self._is_using_gpus:
             return
         if attempt.step in BOOTS and self._replies.ledger_copy.attempt != attempt:
             return  # after the boot, the ledger would not contain the step

@@ -91,12 +91,16 @@ class Requirement(Value, frozen=True):
     problem: str = ""
 
 
-def requirements(reading: NodeReading, stop_services: Collection[str], own_pids: Collection[int]) -> list[Requirement]:
+def requirements(
+    reading: NodeReading, stop_services: Collection[str], own_pids: Collection[int], is_reset: bool = False
+) -> list[Requirement]:
     """Return all requirements on this node.
 
     Args:
         stop_services: services that may use the GPUs, because they are stopped for a reset.
         own_pids: processes of healthd.
+        is_reset: True for a GPU reset. The daemon's processes must then not use the GPUs either: one that still does
+            hangs in the driver.
     """
     return [
         _by_processes("jobs", "no process of a job, a prolog or an epilog runs", reading, slurm_programs),
@@ -104,7 +108,7 @@ def requirements(reading: NodeReading, stop_services: Collection[str], own_pids:
             "gpu_users",
             "only services in stop_services use the GPUs",
             reading,
-            lambda processes: gpu_users(processes, stop_services, own_pids),
+            lambda processes: gpu_users(processes, stop_services, () if is_reset else own_pids),
         ),
         _package_managers(reading),
         _by_processes(

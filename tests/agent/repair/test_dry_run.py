@@ -15,7 +15,7 @@ from healthd.agent.repair import dry_run, executor, reset_step
 from healthd.agent.repair.dry_run import read_requirements
 from healthd.agent.repair.executor import Executor
 from healthd.agent.repair.journal import Outcome, Request
-from healthd.agent.repair.requirements import Requirement
+from healthd.agent.repair.requirements import Process, Requirement
 from healthd.agent.repair.step_result import PreparedStep, StepResult
 from healthd.agent.reporting.repair import ACT_PROTECTIONS, SKIPPED_BY_ORDER, requirement_rows
 from healthd.common.model import RepairStep
@@ -47,6 +47,26 @@ def test_all_requirements_are_met_before_a_step_that_succeeds(node: RepairNode) 
     assert unmet(node) == {}
     assert (node.resets, node.services_run, node.read("systemctl.log")) == (0, True, "")
     assert outcome(node) is Outcome.DONE
+
+
+def test_dry_run_waits_until_the_checks_have_closed_the_gpus(node: RepairNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = Process(7, 1, "python3", unit="healthd.service", gpu_files=("/dev/nvidia0",))
+    closed = dry_run.read_node(str(node.root))
+    readings = iter([replace(closed, processes=(user,)), closed])
+    monkeypatch.setattr(dry_run, "read_node", lambda root: next(readings))
+    monkeypatch.setattr(dry_run.time, "sleep", lambda seconds: None)
+    assert unmet(node) == {}
+
+
+def test_dry_run_shows_a_process_of_the_daemon_that_uses_a_gpu(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = Process(7, 1, "python3", unit="healthd.service", gpu_files=("/dev/nvidia0",))
+    reading = replace(dry_run.read_node(str(node.root)), processes=(user,))
+    monkeypatch.setattr(dry_run, "read_node", lambda root: reading)
+    monkeypatch.setattr(dry_run, "CHECKS_SECONDS", 0.0)
+    assert {name: r.met for name, r in unmet(node).items()} == {"gpu_users": False, "step": None}
+    assert unmet(node, step=RepairStep.REBOOT) == {}
 
 
 def write(name: str, text: str) -> Callable[[RepairNode], None]:

@@ -265,6 +265,17 @@ def test_gpu_user_after_stop_of_services_prevents_reset(node: RepairNode, monkey
     assert node.services_run
 
 
+def test_process_of_the_daemon_that_uses_a_gpu_prevents_reset(
+    node: RepairNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs in the driver. The services keep running."""
+    user = Process(7, 1, "python3", unit="healthd.service", gpu_files=("/dev/nvidia0",))
+    reading = replace(executor.read_node(str(node.root)), processes=(user,))
+    monkeypatch.setattr(executor, "read_node", lambda root: reading)
+    assert work(node).outcome is Outcome.REFUSED
+    assert unchanged(node)
+
+
 # --- requirements
 
 

@@ -293,6 +293,15 @@ def test_processes_below_the_daemon_are_own_without_systemd() -> None:
     assert own_pids(NodeReading(processes=below), RepairStep.GPU_RESET, daemon=50) == {50, 70, 71, os.getpid()}
 
 
+@pytest.mark.parametrize(("is_reset", "met"), [(True, False), (False, True)])
+def test_reset_waits_for_a_process_of_the_daemon_that_has_a_gpu_open(is_reset: bool, met: bool) -> None:
+    """It hangs in the driver, because the daemon has requested its end. A boot ends it."""
+    hung = Process(7, 1, "python3", unit="healthd.service", gpu_files=("/dev/nvidia0",))
+    reading = NodeReading(processes=(INIT, hung), system_state="running")
+    found = {r.name: r for r in requirements(reading, SERVICES, (7,), is_reset)}
+    assert found["gpu_users"].met is met
+
+
 # --- a made-up /proc, and systemd without logind
 
 

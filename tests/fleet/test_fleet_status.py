@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healthd.common.page import Page
+from healthd.common.slurm.blocks import parse_topology
 from healthd.fleet.sources.prometheus_server import ResponseTooLarge, ServerError
 from healthd.fleet.status.node import Group
 from healthd.fleet.status.queries import (
@@ -29,7 +30,15 @@ from healthd.fleet.status.queries import (
     VALUE_QUERIES,
     read_fleet,
 )
-from healthd.fleet.status.text import MAX_ROWS_ALIKE, exit_status, fleet_document, fleet_text, select_nodes, summary
+from healthd.fleet.status.text import (
+    MAX_ROWS_ALIKE,
+    exit_status,
+    fleet_document,
+    fleet_text,
+    select_nodes,
+    summary,
+    topology_notes,
+)
 
 NOW = 1_800_000_000.0
 HOUR = 3600
@@ -594,16 +603,99 @@ def test_fleet_status_shows_each_nvlink_domain() -> None:
         server.samples[query] = [row for row in server.samples[query] if row[0]["instance"] != "t3:9478"]
     health = [row for row in server.samples[LABEL_QUERIES["health"]] if row[0]["instance"] == "t4:9478"]
     health[0][0]["state"] = "warning"
-    text = text_of_fleet(server)
-    assert "NVLink domain 1a2b3c4d: 6 nodes: 2 healthy, 2 drained, 1 not seen, 1 with problems\n" in text
+    text = text_of_fleet(server, width=120)
+    line = "NVLink domain 1a2b3c4d: 6 nodes: 2 healthy, 2 drained, 1 not seen, 1 with problems; largest job: 3 nodes\n"
+    assert line in text
     assert "1 other NVLink domain: all nodes are healthy\n" in text
     fleet = read_fleet(server)
     document = fleet_document(fleet, fleet.nodes)
-    counts = {"nodes": 6, "healthy": 2, "drained": 2, "not_seen": 1, "other": 1}
+    counts = {"nodes": 6, "healthy": 2, "drained": 2, "not_seen": 1, "other": 1, "largest_job": 3, "blocks": None}
     assert document["domains"][0] == {"cluster": "", "domain": RACK, "id": "1a2b3c4d", **counts}
     assert [domain["domain"] for domain in document["domains"]] == [RACK, OTHER_RACK]
     domains = {node["node"]: node["domain_id"] for node in document["nodes"]}
     assert (domains["t3"], domains["t7"], domains["t9"]) == ("1a2b3c4d", "5e6f7a8b", None)
+
+
+BLOCKS = "BlockName=b1 Nodes=t[1-4]\nBlockName=b2 Nodes=t[5-6]\nBlockName=b3 Nodes=t[7-8]\nBlockSizes=2,4\n"
+
+
+def test_largest_job_uses_the_blocks_of_slurm(tmp_path) -> None:
+    server = two_racks()
+    server.drained("t1", "other", "DIMM swap", NOW - HOUR)
+    topology = tmp_path / "topology.conf"
+    topology.write_text(BLOCKS)
+    with serving(server) as url:
+        result = run("fleet", "status", "--prometheus", url, "--topology", str(topology), "--json")
+    document = json.loads(result.out)
+    first = document["domains"][0]
+    assert document["block_sizes"] == [2, 4]
+    assert first["largest_job"] == 5
+    assert first["blocks"] == [{"block": "b1", "nodes": 4, "usable": 3}, {"block": "b2", "nodes": 2, "usable": 2}]
+    with serving(server) as url:
+        text = run("fleet", "status", "--prometheus", url, "--topology", str(topology)).out
+    assert "largest job: 5 nodes (usable in b1 3 of 4, b2 2 of 2)" in " ".join(text.split())
+
+
+def test_largest_job_without_blocks_counts_usable_nodes_of_the_domain(tmp_path) -> None:
+    server = two_racks()
+    topology = tmp_path / "topology.conf"
+    topology.write_text("BlockName=b1 Nodes=other[1-4]\n")
+    with serving(server) as url:
+        document = json.loads(run("fleet", "status", "--prometheus", url, "--topology", str(topology), "--json").out)
+    assert [(d["largest_job"], d["blocks"]) for d in document["domains"]] == [(6, None), (2, None)]
+    (note,) = document["notes"]
+    assert "--topology" in note
+    assert "1a2b3c4d, 5e6f7a8b" in note
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ("BlockName=b1 Nodes=t[1-8]\n", []),
+        ("BlockName=b1 Nodes=t1,t7\n", []),
+        ("BlockName=b1 Nodes=t[1-6]\n", ["5e6f7a8b"]),
+        ("BlockName=b1 Nodes=T[1-9]\n", ["1a2b3c4d", "5e6f7a8b"]),
+    ],
+)
+def test_topology_notes_name_the_domains_without_a_block(blocks: str, expected: list[str]) -> None:
+    topology = parse_topology(blocks)
+    assert topology is not None
+    notes = " ".join(topology_notes(read_fleet(two_racks()), topology))
+    assert re.findall("[0-9a-f]{8}", notes) == expected
+
+
+def test_topology_notes_name_a_few_of_many_domains() -> None:
+    server = Server(*(f"t{n}" for n in range(20)))
+    topology = parse_topology("BlockName=b1 Nodes=other\n")
+    assert topology is not None
+    (note,) = topology_notes(read_fleet(server), topology)
+    assert "no effect" in note
+    for n in range(20):
+        server.add(LABEL_QUERIES["domain"], f"t{n}", domain=f"{RACK[:-2]}{n:02}", id=f"{n:08x}")
+    (note,) = topology_notes(read_fleet(server), topology)
+    assert note.count("000000") == 5
+    assert "and 15 more" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("SwitchName=s1 Nodes=t[1-4]\n", "has no BlockName="),
+        ("BlockName=b1 Nodes=t[1-4]\nBlockSizes=3,5\n", "times a power of two"),
+        ("BlockName=b1 Nodes=t[1-4]\nBlockSizes=x\n", "not a block size"),
+        ("BlockName=b1 Nodes=t[4\n", "unclosed brackets"),
+        ("BlockName=b1 Nodes=t[1-4]\nBlockLevels=0-1\n", "BlockSizes="),
+        ("BlockName=b1 BlockIndex=0 Nodes=t[1-4]\n", "24.11"),
+        ('BlockName=b1 Nodes=""\n', "no block has nodes"),
+    ],
+)
+def test_bad_topology_is_one_sentence(tmp_path, text, message) -> None:
+    topology = tmp_path / "topology.conf"
+    topology.write_text(text)
+    result = run("fleet", "status", "--topology", str(topology))
+    assert (result.status, result.err.count("\n")) == (64, 1)
+    assert message in result.err
+    assert run("fleet", "status", "--topology", str(tmp_path / "none")).status == 64
 
 
 def test_fleet_status_without_nvlink_domains_does_not_mention_them() -> None:

@@ -56,16 +56,18 @@ def parse(lines: Iterable[tuple[int, str]], reading: Reading) -> Iterator[tuple[
 
 
 def _joined(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    before, first = "", 0
+    parts: list[str] = []
+    first = 0
     for number, line in lines:
-        line = before + line.partition("#")[0].rstrip()
-        if line.endswith("\\"):
-            before, first = line[:-1] + " ", first or number
-            continue
-        yield first or number, line
-        before, first = "", 0
-    if before:
-        yield first, before
+        code = line.partition("#")[0].rstrip()
+        first = first or number
+        parts.append(code.removesuffix("\\"))
+        if not code.endswith("\\"):
+            yield first, " ".join(parts)
+            parts.clear()
+            first = 0
+    if parts:
+        yield first, " ".join(parts)
 
 
 def ingest(run: Run, files: list[str]) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 from healthd.common.duration import duration
 from healthd.common.page import Page, plain, plural
+from healthd.common.slurm.blocks import BlockTopology, largest_job
 from healthd.common.slurm.hostlist import to_hostlist
 from healthd.fleet.status.node import EXIT_STATUS, HEALTHD_OWNERS, ORDERS, SEVERITIES, Group, NodeStatus
 from healthd.fleet.status.queries import MIN_TIME, Fleet
 
 # if at most this many nodes have the same text, each has its own row; more nodes share one row with a host list
 MAX_ROWS_ALIKE = 30
+MAX_DOMAINS_IN_NOTE = 5
 MAX_TEXT_LENGTH = 300  # maximum characters of a Reason, or of a name that healthd did not choose
 GROUP_LABELS = {
     Group.DRAIN_WAITING: "broken and in service",
@@ -34,6 +36,12 @@ SLURM_LABELS = {
 }
 STEP_LABELS = {"gpu_reset": "GPU reset", "reboot": "reboot", "power_cycle": "power cycle"}
 STAGE_LABELS = {"claim": "waits for its turn", "step": "in progress", "verify": "being verified"}
+USABLE = (Group.HEALTHY, Group.WARNING)  # groups of the nodes on which a job can run
+LARGEST_JOB_NOTE = (
+    "The largest job assumes that no other job runs in the domain. Slurm's blocks are not considered; to add them, use "
+    "--topology."
+)
+LARGEST_JOB_NOTE_WITH_BLOCKS = "The largest job assumes that no other job runs in the domain."
 DELAY_LABELS = {
     "observe": "mode observe",
     "pause": "paused",
@@ -60,11 +68,17 @@ def exit_status(fleet: Fleet) -> int:
     return max((EXIT_STATUS[node.group] for node in fleet.nodes), default=0)
 
 
-def fleet_text(fleet: Fleet, nodes: Sequence[NodeStatus], page: Page, show_all: bool = False) -> str:
+def fleet_text(
+    fleet: Fleet,
+    nodes: Sequence[NodeStatus],
+    page: Page,
+    show_all: bool = False,
+    topology: BlockTopology | None = None,
+) -> str:
     """Return the summary and a row for each node. Many nodes with the same text share one row, unless `show_all` is
     set."""
     lines = [*page.wrap(summary(fleet)), *page.wrap(_common_text(fleet))]
-    lines += [line for text in _domain_texts(fleet) for line in page.wrap(text)]
+    lines += [line for text in _domain_texts(fleet, topology) for line in page.wrap(text)]
     lines += [line for note in fleet.notes for line in page.wrap(f"note: {note}")]
     rows_by_text: dict[tuple[str, ...], list[tuple[NodeStatus, Row]]] = {}
     several = len({node.cluster for node in fleet.nodes}) > 1
@@ -102,7 +116,7 @@ def summary(fleet: Fleet) -> str:
     return f"{plural(len(fleet.nodes), 'node')}: {', '.join(parts)}"
 
 
-def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
+def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus], topology: BlockTopology | None = None) -> dict[str, Any]:
     """Return the document for `--json` (docs/json.md). Unknown values are null."""
     groups = Counter(node.group for node in fleet.nodes)
     return {
@@ -114,7 +128,8 @@ def fleet_document(fleet: Fleet, nodes: Iterable[NodeStatus]) -> dict[str, Any]:
         "in_repair": sum(node.is_in_repair for node in fleet.nodes),
         "repair_late": sum(node.is_repair_late(fleet.time) for node in fleet.nodes),
         "repair_failed": sum(node.repair_failed for node in fleet.nodes),
-        "domains": [dataclasses.asdict(domain) for domain in count_domains(fleet)],
+        "domains": [dataclasses.asdict(domain) for domain in count_domains(fleet, topology)],
+        "block_sizes": [topology.base_size * 2**level for level in topology.levels] if topology else None,
         "nodes": [_node_document(node) for node in nodes],
         "notes": list(fleet.notes),
     }
@@ -152,6 +167,8 @@ class DomainCount:
         drained: by healthd or others.
         not_seen: not reporting to Prometheus.
         other: in service, but not healthy.
+        largest_job: nodes of the largest job that the domain can run, if it runs no other job.
+        blocks: its blocks in Slurm, or None if they are unknown.
     """
 
     cluster: str
@@ -162,10 +179,26 @@ class DomainCount:
     drained: int
     not_seen: int
     other: int
+    largest_job: int
+    blocks: tuple[BlockCount, ...] | None = None
 
 
-def count_domains(fleet: Fleet) -> list[DomainCount]:
-    """Return the counts for each NVLink domain. Domains with drained or unseen nodes come first."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlockCount:
+    """The nodes of an NVLink domain in one block of Slurm's topology/block, and how many of them are usable."""
+
+    block: str
+    nodes: int
+    usable: int
+
+
+def count_domains(fleet: Fleet, topology: BlockTopology | None = None) -> list[DomainCount]:
+    """Return the counts for each NVLink domain. Domains with drained or unseen nodes come first.
+
+    A job can use a node if it is in service, and healthy or only with a warning. Without `topology`, all usable nodes
+    count for the largest job. With it, only nodes in blocks do, because Slurm starts no job on other nodes together
+    with these.
+    """
     nodes_by_domain: dict[tuple[str, str, str], list[NodeStatus]] = {}
     for node in fleet.nodes:
         if node.domain:
@@ -176,13 +209,43 @@ def count_domains(fleet: Fleet) -> list[DomainCount]:
         not_seen = sum(not node.seen for node in nodes)
         drained = sum(bool(node.seen and node.drained_by) for node in nodes)
         other = len(nodes) - healthy - drained - not_seen
-        counts.append(DomainCount(cluster, domain, short, len(nodes), healthy, drained, not_seen, other))
+        usable = {node.node for node in nodes if node.group in USABLE}
+        largest, blocks = len(usable), None
+        if topology is not None and (found := _blocks(topology, {node.node for node in nodes}, usable)):
+            largest = largest_job([block.usable for block in found], topology)
+            blocks = tuple(block for block in found if block.nodes)
+        numbers = (len(nodes), healthy, drained, not_seen, other)
+        counts.append(DomainCount(cluster, domain, short, *numbers, largest, blocks))
     return sorted(counts, key=lambda d: (-d.drained - d.not_seen, -d.other, d.cluster, d.domain))
 
 
-def _domain_texts(fleet: Fleet) -> list[str]:
+def _blocks(topology: BlockTopology, nodes: Set[str], usable: Set[str]) -> list[BlockCount]:
+    """Return the counts for all blocks in Slurm's order, or [] if none of the blocks has a node of the domain."""
+    counts = [BlockCount(block.name, len(block.nodes & nodes), len(block.nodes & usable)) for block in topology.blocks]
+    return counts if any(count.nodes for count in counts) else []
+
+
+def topology_notes(fleet: Fleet, topology: BlockTopology) -> list[str]:
+    """Return a note if the topology does not apply to all NVLink domains."""
+    in_blocks: Set[str] = frozenset().union(*(block.nodes for block in topology.blocks))
+    has_block: dict[tuple[str, str], bool] = {}
+    for node in fleet.nodes:
+        if node.domain:
+            key = (node.domain_id, node.domain)
+            has_block[key] = has_block.get(key, False) or node.node in in_blocks
+    if not has_block:
+        return ["--topology has no effect, because no node reports an NVLink domain"]
+    missing = sorted(_truncate(short, 48) for (short, _), found in has_block.items() if not found)
+    if not missing:
+        return []
+    more = f" and {len(missing) - MAX_DOMAINS_IN_NOTE:,} more" if len(missing) > MAX_DOMAINS_IN_NOTE else ""
+    names = f"domain{'s' if missing[1:] else ''} {', '.join(missing[:MAX_DOMAINS_IN_NOTE])}{more}"
+    return [f"--topology: none of its blocks has a node of NVLink {names}; compare the node names"]
+
+
+def _domain_texts(fleet: Fleet, topology: BlockTopology | None) -> list[str]:
     """Return a line for each NVLink domain with a node that is not healthy, and one line for the other domains."""
-    counts = count_domains(fleet)
+    counts = count_domains(fleet, topology)
     several = len({node.cluster for node in fleet.nodes}) > 1
     texts = []
     for d in counts:
@@ -191,11 +254,22 @@ def _domain_texts(fleet: Fleet) -> list[str]:
         numbers = ((d.healthy, "healthy"), (d.drained, "drained"), (d.not_seen, "not seen"), (d.other, "with problems"))
         parts = ", ".join(f"{number:,} {label}" for number, label in numbers if number)
         name = f"{d.cluster}/{d.id}" if several else d.id
-        texts.append(f"NVLink domain {_truncate(name, 48)}: {plural(d.nodes, 'node')}: {parts}")
-    if healthy := len(counts) - len(texts):
+        job = f"largest job: {plural(d.largest_job, 'node')}"
+        texts.append(f"NVLink domain {_truncate(name, 48)}: {plural(d.nodes, 'node')}: {parts}; {job}{_block_text(d)}")
+    if texts:
+        texts.append(LARGEST_JOB_NOTE if topology is None else LARGEST_JOB_NOTE_WITH_BLOCKS)
+    if healthy := sum(d.healthy == d.nodes for d in counts):
         more = "other " if texts else ""
         texts.append(f"{plural(healthy, f'{more}NVLink domain')}: all nodes are healthy")
     return texts
+
+
+def _block_text(domain: DomainCount) -> str:
+    """Return text with the usable nodes of each block, if the domain has several."""
+    if domain.blocks is None or len(domain.blocks) < 2:
+        return ""
+    blocks = [f"{_truncate(block.block, 48)} {block.usable} of {block.nodes}" for block in domain.blocks]
+    return f" (usable in {', '.join(blocks)})"
 
 
 # --- a row

@@ -143,6 +143,9 @@ EVENTS = Table(
         # Serial number of the GPU `subject`; None for other conditions and for rows that were stored before this column
         # existed.
         "serial": TEXT,
+        # UUID of the NVLink domain of the node's GPUs; None if there is none and for rows that were stored before this
+        # column existed.
+        "nvlink_domain": TEXT,
     },
     ("cluster", "node", "stream_id", "seq"),
     "time",

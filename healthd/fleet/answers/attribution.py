@@ -13,12 +13,14 @@ from itertools import count, groupby, islice
 from typing import NamedTuple
 
 from healthd.common.page import plural
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.common.text import regex
 from healthd.fleet.answers import document
 from healthd.fleet.answers.causes import (
     CAUSES,
     CONFIDENCES,
     HARDWARE,
+    SWITCH_CAUSE,
     SYSTEM_SOFTWARE,
     USER_PROGRAM,
     Attribution,
@@ -31,6 +33,13 @@ from healthd.fleet.answers.document import Document, share
 from healthd.fleet.answers.states import ClusterGpus
 from healthd.fleet.answers.study import R, Row, Study
 from healthd.fleet.statistics import weeks
+from healthd.fleet.statistics.domain_faults import (
+    FaultsByNode,
+    LinkFault,
+    domain_fault,
+    faults_by_node,
+    find_domain_faults,
+)
 
 MAX_UNATTRIBUTED_JOBS = 20  # maximum number of jobs without a cause to list
 FAILED_JOBS_PER_PAGE = 200  # number of failed jobs to fetch at once when looking for those without a cause
@@ -41,7 +50,7 @@ _NAMES_SWAP = regex(r"(?i).*\b(?:swap|replac|exchang|rma)\w*.*")
 
 OBSERVATION_STATES = ("observed", "not_observed", "no_node_list")
 _PAPER_CLUSTERS = ("RSC-1", "RSC-2")  # the paper's clusters
-GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu"})
+GPU_CAUSES = frozenset({"pcie", "gpu_lost", SWITCH_CAUSE, "nvlink", "gpu_memory", "gsp", "gpu"})
 
 has_findings = document.no_findings
 
@@ -170,11 +179,16 @@ def attribution(study: Study) -> Document:
     study.require("jobs")
     if not study.has_rows("scraped_conditions"):
         study.require("events")
-    by_chance = Counter(
-        result.cause
-        for _, result in attribute_jobs(_pages(study, "attribution_page", ConditionRow, CONDITIONS_PER_PAGE, chance=1))
-    )
-    jobs = list(attribute_jobs(_pages(study, "attribution_page", ConditionRow, CONDITIONS_PER_PAGE, chance=0)))
+    domain_faults = find_domain_faults(study.query("link_faults", LinkFault))
+    by_node = faults_by_node(domain_faults)
+
+    def attributed(chance: int) -> Iterator[tuple[Job, Attribution]]:
+        return attribute_jobs(
+            _pages(study, "attribution_page", ConditionRow, CONDITIONS_PER_PAGE, chance=chance), by_node
+        )
+
+    by_chance = Counter(result.cause for _, result in attributed(chance=1))
+    jobs = list(attributed(chance=0))
     gpu_hours = {row.week: row.gpu_seconds / 3600 for row in study.query("attribution_weeks", Week)}
     totals = study.query("attribution_totals", FailureTotal)
     attributed_keys = {(job.cluster, job.db_index) for job, _ in jobs}
@@ -213,6 +227,24 @@ def attribution(study: Study) -> Document:
             "per_1000_gpus_and_year": share(1000 * len(swaps), gpus * years),
             "swaps": swaps,
         },
+        "domain_faults": [
+            {
+                "cluster": fault.cluster,
+                "domain": fault.domain,
+                "id": domain_id(fault.domain),
+                "time": fault.start_time,
+                "suspect": "switch side",
+                "nodes": sorted(fault.nodes),
+                "jobs": sum(
+                    job.cluster == fault.cluster
+                    and result.sighting.nvlink_domain == fault.domain
+                    and fault.start_time <= result.sighting.first_seen <= fault.end_time
+                    for job, result in jobs
+                ),
+            }
+            for fault in domain_faults
+            if study.from_time <= fault.start_time < study.to_time
+        ],
         "jobs": [_job_row(job, result) for job, result in jobs],
     }
 
@@ -243,16 +275,21 @@ class Job(NamedTuple):
     looked: str
 
 
-def attribute_jobs(rows: Iterable[ConditionRow]) -> Iterator[tuple[Job, Attribution]]:
+def attribute_jobs(
+    rows: Iterable[ConditionRow], domain_faults: FaultsByNode | None = None
+) -> Iterator[tuple[Job, Attribution]]:
     """Yield each job for which a cause was found, with its attribution.
 
     Args:
+        domain_faults: faults of the switch sides of NVLink domains.
         rows: all rows for a job must follow each other. Within a job, all rows for a condition must follow each other.
     """
     for _, job_rows in groupby(rows, key=lambda row: (row.cluster, row.db_index)):
         condition_groups = [list(condition_rows) for _, condition_rows in groupby(job_rows, key=lambda row: row.place)]
         first = condition_groups[0][0]
-        result = attribute_failure(_failure(first), [_sighting(condition_rows) for condition_rows in condition_groups])
+        result = attribute_failure(
+            _failure(first), [_sighting(condition_rows, domain_faults or {}) for condition_rows in condition_groups]
+        )
         if result is not None:
             yield _job(first), result
 
@@ -278,10 +315,11 @@ def _failure(row: ConditionRow) -> Failure:
     return Failure(frozenset(ids), row.state, row.start_time, row.nodes)
 
 
-def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
+def _sighting(rows: Sequence[ConditionRow], domain_faults: FaultsByNode) -> Sighting:
     """Build one condition from its rows. The rows differ only in the jobs that they name."""
     intern = sys.intern  # many rows, but few distinct texts
     row = rows[0]
+    fault = domain_fault(domain_faults, row.cluster, row.node, row.code, row.first_seen)
     return Sighting(
         node=intern(row.node),
         code=intern(row.code),
@@ -293,6 +331,7 @@ def _sighting(rows: Sequence[ConditionRow]) -> Sighting:
         last_seen=row.last_seen,
         from_stream=row.from_events > 0,
         jobs=frozenset(name for condition_row in rows for name in condition_row.jobs.split()),
+        nvlink_domain=fault.domain if fault else "",
     )
 
 
@@ -307,6 +346,7 @@ def _job_row(job: Job, result: Attribution) -> Row:
         "code": result.sighting.code,
         "subject": result.sighting.subject,
         "node": result.sighting.node,
+        "nvlink_domain": result.sighting.nvlink_domain or None,
         "confidence": result.confidence,
         "also": [
             {
@@ -378,7 +418,7 @@ def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, in
                 "jobs": len(cause_jobs),
                 "by_chance": by_chance.get(name, 0),
                 "incidents": len(_incidents(cause_jobs)),
-                "nodes": len({(job.cluster, result.sighting.node) for job, result in cause_jobs}),
+                "nodes": len({(job.cluster, _place(result)) for job, result in cause_jobs}),
                 "transient": by_transience[True],
                 "permanent": by_transience[False],
                 "confidence": {
@@ -401,9 +441,13 @@ def by_cause(jobs: Sequence[tuple[Job, Attribution]], by_chance: Mapping[str, in
 
 
 def _incidents(jobs: Iterable[tuple[Job, Attribution]]) -> list[weeks.Incident]:
-    return weeks.group_incidents(
-        (job.cluster, result.sighting.node, result.cause, job.end_time) for job, result in jobs
-    )
+    return weeks.group_incidents((job.cluster, _place(result), result.cause, job.end_time) for job, result in jobs)
+
+
+def _place(result: Attribution) -> str:
+    """Return where the fault is: a node, or the switch side of an NVLink domain."""
+    domain = result.sighting.nvlink_domain if result.cause == SWITCH_CAUSE else ""
+    return f"NVLink domain {domain_id(domain)}" if domain else result.sighting.node
 
 
 def by_week(

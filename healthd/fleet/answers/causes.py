@@ -37,6 +37,7 @@ from healthd.nvidia.xid_table import AFTER_PROGRAM
 
 USER_PROGRAM, SYSTEM_SOFTWARE, HARDWARE = "user_program", "system_software", "hardware"
 USER_CAUSE, OTHER_CAUSE = "user", "other"
+SWITCH_CAUSE = "nvlink_switch"  # no code has this cause: it is found in the link faults of several nodes
 SEVERITIES = ("info", "warning", "degraded", "critical")
 ISOLATING_SEVERITIES = frozenset(SEVERITIES[2:])
 CONFIDENCES = ("high", "medium", "low")
@@ -65,6 +66,8 @@ CAUSES = {
         # failure.
         Cause("ib_link", HARDWARE, "InfiniBand"),
         Cause("gpu_lost", HARDWARE, "a lost GPU"),
+        # One fault on many nodes of an NVLink domain (statistics/domain_faults.py). The nodes are not to blame for it.
+        Cause(SWITCH_CAUSE, HARDWARE, "switch side of an NVLink domain"),
         Cause("nvlink", HARDWARE, "NVLink and NVSwitch"),
         Cause("gpu_memory", HARDWARE, "GPU memory"),
         # "GSP timeouts came from a code regression, fixed by a driver patch": the paper's section about GSP timeouts.
@@ -89,12 +92,12 @@ CAUSE_ORDER = {name: place for place, name in enumerate(CAUSES)}
 # found on the same node, the fault is attributed to the first of these that is found. {PCIe, Xid 79, IPMI critical
 # interrupt} is one incident (the paper's section about co-occurrence). A reset request from the driver (Xid 154)
 # follows from another Xid, which has the reason (docs/severity.md).
-PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp")}
+PARENT_CAUSES = {"gpu_lost": ("pcie",), "gpu": ("pcie", "gpu_lost", SWITCH_CAUSE, "nvlink", "gpu_memory", "gsp")}
 # A job on a single node does not communicate over these links. Its storage traffic uses them, but a lost file system is
 # a separate cause.
 INTER_NODE_CAUSES = frozenset({"ib_link", "ethernet"})
 # Causes that affect a single GPU. If a condition with such a cause names jobs, it did not end any other job.
-SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
+SINGLE_GPU_CAUSES = frozenset({"pcie", "gpu_lost", SWITCH_CAUSE, "nvlink", "gpu_memory", "gsp", "gpu", USER_CAUSE})
 
 # Xids that follow from an earlier fault in the program: see AFTER_PROGRAM in healthd/nvidia/xid_table.py.
 AFTER_PROGRAM_CODES = frozenset(f"gpu_xid/{number}" for number in AFTER_PROGRAM)
@@ -191,6 +194,8 @@ class Sighting:
         from_stream: True if a healthd event stream reported it; False if only a Prometheus scrape did. A scrape does
             not show whether a user can forge the condition.
         jobs: jobs that the condition's source names; empty if there are none or the list is incomplete.
+        nvlink_domain: UUID of the node's NVLink domain, if the condition belongs to a fault of its switch side; else
+            "".
     """
 
     node: str
@@ -203,6 +208,12 @@ class Sighting:
     last_seen: int
     from_stream: bool
     jobs: frozenset[str]
+    nvlink_domain: str = ""
+
+    @property
+    def cause(self) -> str:
+        """The cause of the code, or the switch side."""
+        return SWITCH_CAUSE if self.nvlink_domain else meaning(self.code).cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +260,12 @@ def may_have_ended(failure: Failure, sighting: Sighting) -> bool:
         return False
     if code_meaning.ends is EndsJob.IF_ISOLATES and sighting.severity not in ISOLATING_SEVERITIES:
         return False
-    if code_meaning.cause == USER_CAUSE and (
+    if sighting.cause == USER_CAUSE and (
         failure.state != "FAILED" or (failure.start_time is not None and sighting.last_seen < failure.start_time)
     ):
         return False
     names_other_jobs = bool(sighting.jobs) and not names_job
-    return not (names_other_jobs and code_meaning.cause in SINGLE_GPU_CAUSES and failure.state == "FAILED")
+    return not (names_other_jobs and sighting.cause in SINGLE_GPU_CAUSES and failure.state == "FAILED")
 
 
 def is_unlikely(failure: Failure, cause: str) -> bool:
@@ -299,7 +310,7 @@ def attribute_failure(failure: Failure, sightings: Iterable[Sighting]) -> Attrib
 def _representative_order(cause: str, sighting: Sighting) -> tuple[object, ...]:
     """Return the sort key for choosing the condition that represents an incident. The lowest key wins."""
     has_cause, badness = (
-        meaning(sighting.code).cause == cause,
+        sighting.cause == cause,
         SEVERITIES.index(sighting.severity) if sighting.severity in SEVERITIES else -1,
     )
     return (not has_cause, -badness, sighting.kind != "edge", sighting.first_seen, sighting.code, sighting.subject)
@@ -315,12 +326,9 @@ def _with_incident_causes(sightings: Iterable[Sighting]) -> list[tuple[str, Sigh
     node_causes: dict[str, set[str]] = defaultdict(set)
     for sighting in all_sightings:
         if meaning(sighting.code).ends is not EndsJob.NEVER:
-            node_causes[sighting.node].add(meaning(sighting.code).cause)
+            node_causes[sighting.node].add(sighting.cause)
     return sorted(
-        (
-            (_incident_cause(meaning(sighting.code).cause, node_causes[sighting.node]), sighting)
-            for sighting in all_sightings
-        ),
+        ((_incident_cause(sighting.cause, node_causes[sighting.node]), sighting) for sighting in all_sightings),
         key=lambda entry: (CAUSE_ORDER[entry[0]], entry[1].node, entry[1].first_seen, entry[1].code, entry[1].subject),
     )
 

@@ -5,6 +5,8 @@ went DOWN at that time. Otherwise, the culprits are the nodes with a condition i
 window used by Kokolis, Kuchnik et al. (HPCA 2025, arXiv 2410.21680). Several culprits share the failure. If no culprit
 is known, all the job's nodes share the failure, and shares below MIN_SHARE are dropped. To exclude users' mistakes, a
 FAILED job is attributed only to a node that had a condition that drains (degraded or critical).
+
+A fault of an NVLink domain's switch side (statistics/domain_faults.py) is no evidence against the domain's nodes.
 """
 
 from __future__ import annotations
@@ -15,6 +17,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from healthd.fleet.answers.study import Study
+from healthd.fleet.statistics.domain_faults import (
+    FaultsByNode,
+    LinkFault,
+    domain_fault,
+    explains_outage,
+    faults_by_node,
+    find_domain_faults,
+)
 from healthd.fleet.statistics.lemon_score import Observation, Spell
 
 BEFORE_SECONDS, AFTER_SECONDS = 600, 300
@@ -161,6 +171,7 @@ class FleetEvidence:
         first_seen: time at which each node first occurs in the store.
         begins: time at which each cluster first occurs, used for nodes that occur only in failures.
         shares: for each code, the share of its sightings at which a job failed (`failure_shares`).
+        domain_faults: faults of the switch sides of NVLink domains.
     """
 
     evidence: dict[Key, list[Evidence]]
@@ -168,15 +179,25 @@ class FleetEvidence:
     first_seen: dict[Key, int]
     begins: dict[str, int]
     shares: dict[str, float]
+    domain_faults: FaultsByNode
 
 
 def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
     """Load the evidence in [begin, end), epoch seconds."""
     window = {"window_from": begin, "window_to": end}
     window_parameters = {**window, "after_seconds": AFTER_SECONDS}
-    condition_moments = study.query("lemons_moments", ConditionMoment, **window_parameters)
-    sightings = study.query("lemons_failed_jobs", FailedJobSighting, **window_parameters, before_seconds=BEFORE_SECONDS)
-    failed_jobs = failed_job_evidence(sightings, study.query("lemons_node_fails", FailedJobSighting, **window))
+    domain_faults = faults_by_node(find_domain_faults(study.query("link_faults", LinkFault)))
+    condition_moments = [
+        row
+        for row in study.query("lemons_moments", ConditionMoment, **window_parameters)
+        if not _is_of_domain(row, domain_faults)
+    ]
+    sightings, node_fails = without_domain_faults(
+        study.query("lemons_failed_jobs", FailedJobSighting, **window_parameters, before_seconds=BEFORE_SECONDS),
+        study.query("lemons_node_fails", FailedJobSighting, **window),
+        domain_faults,
+    )
+    failed_jobs = failed_job_evidence(sightings, node_fails)
     outages = merge_outages(
         study.query("lemons_outages", OutageRow, **window), study.query("lemons_maintenance", Maintenance, **window)
     )
@@ -186,7 +207,10 @@ def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
     for key, node_evidence in (
         *failed_jobs.items(),
         *((key, condition_evidence(rows, shares)) for key, rows in _by_node(condition_moments).items()),
-        *((key, outage_evidence(spells, failed_jobs.get(key, []), shares, end)) for key, spells in outages.items()),
+        *(
+            (key, outage_evidence(_own_outages(key, spells, domain_faults), failed_jobs.get(key, []), shares, end))
+            for key, spells in outages.items()
+        ),
         *((key, [_external_evidence(row) for row in rows]) for key, rows in records_by_node.items()),
     ):
         found[key] += node_evidence
@@ -196,10 +220,36 @@ def load_evidence(study: Study, begin: int, end: int) -> FleetEvidence:
         {(row.cluster, row.node): row.first_time for row in study.query("lemons_first_seen", FirstSeen)},
         {row.cluster: row.first_time for row in study.query("lemons_cluster_starts", ClusterStart)},
         shares,
+        domain_faults,
     )
 
 
 # --- pure
+
+
+def without_domain_faults(
+    sightings: Iterable[FailedJobSighting], node_fails: Iterable[FailedJobSighting], domain_faults: FaultsByNode
+) -> tuple[list[FailedJobSighting], list[FailedJobSighting]]:
+    """Return the rows without sightings of domain faults, and without the jobs that these ended."""
+    own_sightings = []
+    ended: set[tuple[str, int]] = set()
+    for row in sightings:
+        if _is_of_domain(row, domain_faults):
+            ended.add((row.cluster, row.db_index))
+        else:
+            own_sightings.append(row)
+    return own_sightings, [row for row in node_fails if (row.cluster, row.db_index) not in ended]
+
+
+def _is_of_domain(row: ConditionMoment | FailedJobSighting, domain_faults: FaultsByNode) -> bool:
+    """Return True if this is a condition, or a drain for it, that belongs to a domain fault."""
+    if row.kind == "condition":
+        return domain_fault(domain_faults, row.cluster, row.node, row.code, row.time) is not None
+    return explains_outage(domain_faults, row.cluster, row.node, _code(row), row.time)
+
+
+def _own_outages(key: Key, outages: Iterable[Outage], domain_faults: FaultsByNode) -> list[Outage]:
+    return [outage for outage in outages if not explains_outage(domain_faults, *key, outage.code, outage.start_time)]
 
 
 def _by_node(rows: Iterable[R]) -> dict[Key, list[R]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from healthd.fleet.answers.lemon_evidence import BEFORE_SECONDS, MIN_SHARE, FleetEvidence, Key, Outage, service_spells
 from healthd.fleet.answers.study import Study
+from healthd.fleet.statistics.domain_faults import domain_fault
 from healthd.fleet.statistics.lemon_score import (
     DiscountedCounts,
     FleetPrior,
@@ -90,7 +91,11 @@ def find_lemon_gpus(
         rule: minimum probability, factor on the rate and maximum share of the GPUs, as for nodes.
     """
     periods = study.query("lemon_gpu_periods", GpuPeriod, window_to=window[1])
-    faults = study.query("lemon_gpu_faults", GpuFault, window_from=history_from, window_to=window[1])
+    faults = [
+        row
+        for row in study.query("lemon_gpu_faults", GpuFault, window_from=history_from, window_to=window[1])
+        if domain_fault(fleet_evidence.domain_faults, row.cluster, row.node, row.code, row.time) is None
+    ]
     suspects = suspect_gpus(periods, fault_weights(faults, fleet_evidence.shares), fleet_evidence.outages, window)
     present = {cluster: [gpu for gpu in gpus if is_present(gpu, window[1])] for cluster, gpus in suspects.items()}
     return {

@@ -5,7 +5,8 @@ A repair is the end of faults that drained a node: by a GPU reset, a boot (a reb
 are one repair. It lasts for 7 or 28 days if none of its faults opens again on the same part of the node in that time.
 Only repairs whose node is observed for that long afterwards are counted, so that a recent repair, or that of a node
 that was removed, is neither a success nor a failure. A step that ended nothing is not recorded as a repair, but the
-steps that healthd takes itself are (repair_steps.py).
+steps that healthd takes itself are (repair_steps.py). Faults of an NVLink domain's switch side
+(statistics/domain_faults.py) are left out, because no remedy on the node ends them.
 
 A later first step is suggested for a code if its first step has failed too often: at least MIN_REPAIRS repairs on at
 least MIN_NODES nodes, and the upper end of the 95 % interval (Wilson) for the share that lasts 7 days is below
@@ -24,6 +25,7 @@ from healthd.fleet.answers.availability import quantile
 from healthd.fleet.answers.document import Document
 from healthd.fleet.answers.repair_steps import Attempt, StepEvent, StepHistory
 from healthd.fleet.answers.study import Row, Study
+from healthd.fleet.statistics.domain_faults import LinkFault, domain_fault, faults_by_node, find_domain_faults
 from healthd.fleet.statistics.wilson import wilson
 
 DAY = 86400
@@ -96,7 +98,12 @@ def repairs(study: Study) -> Document:
         steps: the steps that healthd took itself (`steps_document`).
     """
     study.require("events")
-    faults = study.query("repairs_conditions", Fault)
+    domain_faults = faults_by_node(find_domain_faults(study.query("link_faults", LinkFault)))
+    faults = [
+        fault
+        for fault in study.query("repairs_conditions", Fault)
+        if domain_fault(domain_faults, fault.cluster, fault.node, fault.code, fault.first_time) is None
+    ]
     ends = find_ends(faults)
     ends = [end for end in ends if study.from_time <= end.ended_at < study.to_time]
     observed_until = {(row.cluster, row.node): row.until for row in study.query("repairs_nodes", Observed)}

@@ -95,6 +95,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], Value]]] = {
     "slowdown": ("slowdown", _number),
     "onset": ("onset_time", _time),
     "serial": ("serial", _text),
+    "domain": ("nvlink_domain", _text),
 }
 _COLUMNS = {name: place for place, name in enumerate(EVENTS.columns)}
 _POSITIONS = {field: (_COLUMNS[column], make) for field, (column, make) in _FIELDS.items()}

@@ -17,7 +17,7 @@ SELECT
   events.event, events.stage, events.condition_id, events.check_name, events.code, events.subject, events.severity,
   events.kind, events.first_time, events.last_time, events.times, events.cleared_by, events.reason, events.who,
   events.last_alive_time, events.dropped, events.observed, events.history, events.jobs, events.slowdown,
-  events.onset_time, events.serial
+  events.onset_time, events.serial, events.nvlink_domain, events.was
 FROM streams
 JOIN events ON events.node = streams.node AND events.stream_id = streams.stream_id
 WHERE events.seq IS NOT NULL AND events.time IS NOT NULL

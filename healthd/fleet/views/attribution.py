@@ -71,6 +71,13 @@ BY_WEEK: dict[str, Accessor] = {
     "rate": "jobs_per_million_gpu_hours",
     "jobs": "jobs",
 }
+DOMAIN_FAULTS = (
+    Column("time (UTC)", "time", TIME),
+    Column("NVLink domain", "id"),
+    Column("suspect", "suspect"),
+    Column("nodes", lambda row: len(row["nodes"]), COUNT),
+    Column("jobs", "jobs", COUNT),
+)
 CHECK_DATES = (
     Column("date (UTC)", "time", DAY),
     Column("check", "check"),
@@ -103,6 +110,7 @@ def view(attribution: Document) -> View:
             Table("By cause", BY_CAUSE, _sorted_by_cost(found["causes"])),
             Table("Co-occurrence", TOGETHER, [row for row in found["co_occurrence"] if row["of"]]),
             Table(largest, JOBS, jobs, MAX_JOBS),
+            Table("Faults of NVLink domains", DOMAIN_FAULTS, found["domain_faults"], MAX_JOBS),
             Table("GPUs replaced after a fault", SWAPS, found["gpu_swaps"]["swaps"], MAX_JOBS),
             Table("Checks enabled, disabled or changed", CHECK_DATES, found["check_dates"], MAX_JOBS),
         ],

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from healthd.agent.settings import registry
 from healthd.common.job_failures import EndsJob
 from healthd.common.page import Page
+from healthd.common.slurm.drain_reason import domain_id
 from healthd.fleet.answers.attribution import ClearedFlag, ReplacedGpu, Ticket, attribution, gpu_swaps
 from healthd.fleet.answers.causes import CAUSES, is_node_fault, meaning
 from healthd.fleet.answers.document import Document, Unanswerable
@@ -122,6 +123,63 @@ def test_pcie_error_with_xid_79_is_one_incident():
     facts = {entry["what"]: (entry["of"], entry["together"]) for entry in answer["co_occurrence"]}
     assert facts["PCIe error and Xid 79"] == facts["PCIe error, Xid 79, critical interrupt"] == (1, 1)
     assert facts["PCIe error without any Xid"] == (1, 0)
+
+
+RACK = "00000001-0000-0000-0000-000000000001"
+
+
+def trays(number: int, domain: str | None = RACK, seconds: int = 1) -> Made:
+    """Return a history in which these nodes report a link fault and lose a job each."""
+    nodes = [f"t{at}" for at in range(1, number + 1)]
+    made = Made(*nodes)
+    for at, node in enumerate(nodes):
+        made.job(at, node, end=ENDED + 60 * at)
+        made.seen(node, "gpu_xid/149", ENDED + seconds * at, nvlink_domain=domain)
+        made.seen(node, "gpu_recovery_action/gpu_reset", ENDED + 2 + seconds * at, nvlink_domain=domain)
+    return made
+
+
+def test_jobs_ended_by_fault_of_nvlink_domain_are_one_incident():
+    answer = attribution_of(trays(6).history)
+    (cause,) = answer["causes"]
+    names = ("cause", "domain", "jobs", "incidents", "nodes")
+    assert [cause[name] for name in names] == ["nvlink_switch", "hardware", 6, 1, 1]
+    assert {(job["cause"], job["nvlink_domain"], job["code"]) for job in answer["jobs"]} == {
+        ("nvlink_switch", RACK, "gpu_xid/149")
+    }
+    assert {entry["cause"] for job in answer["jobs"] for entry in job["also"]} == {"nvlink_switch"}
+    assert sum(week["incidents"] for week in answer["weeks"]) == 1
+    (fault,) = answer["domain_faults"]
+    assert fault == {
+        "cluster": "c1",
+        "domain": RACK,
+        "id": domain_id(RACK),
+        "time": ENDED,
+        "suspect": "switch side",
+        "nodes": [f"t{at}" for at in range(1, 7)],
+        "jobs": 6,
+    }
+    assert "switch side of an NVLink domain" in text_of(answer, Page(100))
+
+
+@pytest.mark.parametrize(
+    "made", [trays(2), trays(6, domain=None), trays(3, seconds=31)], ids=["two", "no domain", "62 s"]
+)
+def test_jobs_ended_by_faults_of_single_nodes_are_incidents_of_these(made):
+    answer = attribution_of(made.history)
+    nodes = len(answer["jobs"])
+    (cause,) = answer["causes"]
+    assert [cause[name] for name in ("cause", "jobs", "incidents", "nodes")] == ["nvlink", nodes, nodes, nodes]
+    assert answer["domain_faults"] == []
+    assert {job["nvlink_domain"] for job in answer["jobs"]} == {None}
+
+
+def test_own_fault_of_a_node_is_the_cause_beside_fault_of_nvlink_domain():
+    made = trays(6)
+    made.seen("t3", "pcie_aer/fatal", ENDED, nvlink_domain=RACK)
+    answer = attribution_of(made.history)
+    assert {job["node"]: job["cause"] for job in answer["jobs"]}["t3"] == "pcie"
+    assert answer["by_cause"] == {"pcie": 1, "nvlink_switch": 5}
 
 
 def test_level_condition_is_cause_only_when_it_opens():

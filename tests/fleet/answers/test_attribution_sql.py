@@ -14,6 +14,7 @@ pytest.importorskip("numpy")  # only .venv has it; the marked tests run nowhere 
 
 from healthd.fleet import report  # noqa: E402
 from healthd.fleet.answers import attribution, availability, evidence, rate, study  # noqa: E402
+from healthd.fleet.statistics.domain_faults import LinkFault  # noqa: E402
 
 NODE = {"cluster": "c", "node": "n1"}
 JOB = {"cluster": "c", "db_index": 1}
@@ -459,3 +460,62 @@ def test_query_of_slowing_conditions__has_newest_message() -> None:
     ]
     assert [row.message for row in slowing_rows(*rows)] == ["new"]
     assert [row.message for row in slowing_rows()] == [None]
+
+
+# --- link faults
+
+LINK_FAULT = {
+    **NODE,
+    "event": "opened",
+    "condition_id": "x1",
+    "check_name": "gpu_nvlink",
+    "code": "gpu_nvlink/inactive",
+    "subject": "p",
+    "severity": "critical",
+    "first_time": 1000,
+    "time": 1060,
+    "nvlink_domain": "rack",
+    "observed": False,
+    "history": False,
+    "was": None,
+}
+
+
+def link_faults(*lines: dict[str, Any]) -> list[LinkFault]:
+    return run_query("link_faults", LinkFault, lines=[{**LINK_FAULT, **line} for line in lines])
+
+
+def test_query_of_link_faults__has_first_sighting_of_each_condition() -> None:
+    found = link_faults(
+        {},
+        {"event": "seen_again", "time": 5000},
+        {"condition_id": "x2", "first_time": None, "time": 7000},
+    )
+    assert found == [
+        LinkFault("c", "n1", "rack", "gpu_nvlink/inactive", 1000),
+        LinkFault("c", "n1", "rack", "gpu_nvlink/inactive", 7000),
+    ]
+
+
+@pytest.mark.parametrize(("was", "begun"), [("warning", 5000), ("info", 5000), ("degraded", 1000)])
+def test_query_of_link_faults__has_time_at_which_condition_drains(was: str, begun: int) -> None:
+    opened = {"severity": "degraded" if was == "degraded" else "warning"}
+    worsened = {"event": "worsened", "was": was, "time": 5000}
+    found = link_faults(opened, worsened, {"event": "seen_again", "time": 9000})
+    assert found == [LinkFault("c", "n1", "rack", "gpu_nvlink/inactive", begun)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"nvlink_domain": None},
+        {"severity": "warning"},
+        {"event": "cleared"},
+        {"check_name": "imex"},
+        {"observed": True},
+        {"observed": None},
+        {"history": True},
+    ],
+)
+def test_query_of_link_faults__leaves_out_other_lines(line: dict[str, Any]) -> None:
+    assert link_faults(line, {"node": "n2"}) == [LinkFault("c", "n2", "rack", "gpu_nvlink/inactive", 1000)]

@@ -115,7 +115,9 @@ def died(made: History, node: str, at: int, others: int = 0, job_id: int | None 
     down(made, node, at)
 
 
-def add_event(made: History, node: str, at: int, code: str, severity: str = "critical") -> None:
+def add_event(
+    made: History, node: str, at: int, code: str, severity: str = "critical", domain: str | None = None
+) -> None:
     condition = {"check_name": code.partition("/")[0], "code": code, "severity": severity, "kind": "edge"}
     number = len(made["events"]) + 1
     stream_fields = {"seq": number, "stream_id": f"s{node}", "boot_id": "b", "time": at, "mono": float(at - BEGIN)}
@@ -132,6 +134,7 @@ def add_event(made: History, node: str, at: int, code: str, severity: str = "cri
             last_time=at,
             times=1,
             subject="gpu",
+            nvlink_domain=domain,
             **stream_fields,
             **condition,
         )
@@ -264,6 +267,40 @@ def test_exclusions_alone_make_no_lemon(tmp_path: Path) -> None:
     document = lemons_of(made, tmp_path)
     assert lemon_names(document) == []
     assert document["cdfs"]["excl_jobid_count"][-1] == [500, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("domain", "has_lemons"),
+    [("00000001-0000-0000-0000-000000000001", False), (None, True)],
+    ids=["domain", "no domain"],
+)
+def test_fault_of_the_switch_side_makes_no_lemon(domain: str | None, has_lemons: bool, tmp_path: Path) -> None:
+    made = healthy_fleet()
+    trays = [f"g{number:03d}" for number in range(6)]
+    for week in range(4):
+        for position, node in enumerate(trays):
+            at = BEGIN + (7 * week + 2) * DAY + 5 * position
+            add_event(made, node, at, "gpu_xid/149", domain=domain)
+            add_event(made, node, at + 2, "gpu_recovery_action/gpu_reset", domain=domain)
+            job(made, [node], at + 30, "FAILED")
+            by_whom, reason = ("healthd", "healthd: gpu_xid/149 gpu: x") if position < 2 else ("person", "NVLink")
+            made["node_states"].append(
+                row(
+                    "node_states",
+                    cluster="c1",
+                    node=node,
+                    start_time=at + 60 + HOUR * (position >= 2),
+                    end_time=at + DAY,
+                    state="DRAIN",
+                    reason=reason,
+                    set_by=by_whom,
+                )
+            )
+        job(made, trays, BEGIN + (7 * week + 2) * DAY + 40, "NODE_FAIL")
+    document = lemons_of(made, tmp_path)
+    assert bool(set(lemon_names(document)) & set(trays)) is has_lemons
+    evidence = {row["node"]: row["score"] for row in document["candidates"]}
+    assert has_lemons or not set(evidence) & set(trays)
 
 
 def test_user_faults_make_no_lemon(tmp_path: Path) -> None:

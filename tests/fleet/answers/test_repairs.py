@@ -160,6 +160,18 @@ def test_document_counts_repairs_of_each_remedy(tmp_path: Path) -> None:
     assert json.dumps([figure.spec for figure in described.figures], allow_nan=False)
 
 
+@pytest.mark.parametrize(("domain", "resets"), [("00000001-0000-0000-0000-000000000001", 0), (None, 4)])
+def test_fault_of_the_switch_side_is_no_repair(domain: str | None, resets: int, tmp_path: Path) -> None:
+    made = HistoryBuilder()
+    made.alive("abcde", end=END)
+    for node in "abcd":
+        times = {"cleared": BEGIN + DAY + 3600, "cleared_by": "gpu_reset: fell"}
+        made.condition(node, "gpu_nvlink/inactive", BEGIN + DAY, nvlink_domain=domain, **times)
+    made.condition("e", XID, BEGIN + DAY, cleared=BEGIN + DAY + 60, cleared_by="reboot", nvlink_domain=domain)
+    by_remedy = {row["remedy"]: row["repairs"] for row in document(made, tmp_path)["by_remedy"]}
+    assert (by_remedy.get("gpu_reset", 0), by_remedy["reboot"]) == (resets, 1)
+
+
 def test_store_without_events_cannot_answer(tmp_path: Path) -> None:
     with pytest.raises(Unanswerable):
         document(HistoryBuilder(), tmp_path)

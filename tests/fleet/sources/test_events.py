@@ -131,6 +131,10 @@ def test_slowdown_and_onset_are_columns():
     assert own_columns(line(1, "opened", slowdown="much")) == {**slow, "rest": '{"slowdown":"much"}'}
 
 
+def test_nvlink_domain_is_a_column():
+    assert own_columns(line(1, "opened", **CONDITION, domain="rack"))["nvlink_domain"] == "rack"
+
+
 def test_serial_number_is_a_column():
     assert own_columns(line(1, "opened", **CONDITION, serial="1650522003820"))["serial"] == "1650522003820"
     assert own_columns(line(1, "repaired", serial=7)) == {"rest": '{"serial":7}'}

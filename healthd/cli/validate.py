@@ -39,6 +39,14 @@ def _flags(parser: Parser) -> None:
     parser.add_argument(
         "--nodes", metavar="A,B", help="validate these nodes and the links between them in a maintenance reservation"
     )
+    parser.add_argument(
+        "--mndiag",
+        metavar="A,B",
+        nargs="?",
+        const="",
+        help="run dcgmi mndiag from this node on these GB200 or GB300 nodes (default: the nodes of --nodes or of this "
+        "Slurm job)",
+    )
     parser.add_argument("--pair", metavar="PASS", help=argparse.SUPPRESS)  # --nodes runs this on each node
     parser.add_argument("--plan", metavar="N", help="only print the passes between N parts, as sender>receiver")
     parser.add_argument("--shape", choices=("ring", "tree"), default="ring", help="shape for --plan (default: ring)")
@@ -63,6 +71,8 @@ def _validate(args: argparse.Namespace) -> int:
         loaded, _ = flags.load_settings(args)
     if args.pair is not None:
         return _measure_pair(args.pair, loaded)
+    if args.mndiag is not None:
+        return _diagnose_domain(args, loaded)
     return _measure(args, loaded)
 
 
@@ -74,18 +84,13 @@ def _measure_nodes(args: argparse.Namespace) -> int:
 
     Each node saves its own result; this host saves nothing.
     """
-    from healthd.common.slurm.hostlist import HostListError, expand
-    from healthd.common.slurm.lemon_command import is_node_name
     from healthd.validation import across_nodes as several
     from healthd.validation.passes import ring
     from healthd.validation.reservation import NoReservation, ReservationRequest, Stopped, validate
 
-    try:
-        names = expand(args.nodes, MAX_NODES)
-    except HostListError as error:
-        raise Stop(f"healthd validate: --nodes: {error}") from None
-    if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
-        raise Stop(f'healthd validate: --nodes must be different node names, got "{args.nodes}"; example: n[1-4]')
+    names = _node_names("--nodes", args.nodes, MAX_NODES)
+    if args.mndiag:
+        raise Stop("healthd validate: with --nodes, give --mndiag no list; it runs on the nodes of --nodes")
     if os.geteuid() != 0:
         raise Stop("healthd validate: --nodes creates a reservation and writes files owned by root; run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
@@ -98,13 +103,76 @@ def _measure_nodes(args: argparse.Namespace) -> int:
         _seconds(args),
         options,
         passes,
+        0.0 if args.mndiag is None else _mndiag_seconds(args, names),
     )
     try:
         found = several.run(validate(request), lambda message: write_error(f"healthd validate: {message}"))
     except (NoReservation, Stopped) as error:
         raise Stop(f"healthd validate: {error}", UNKNOWN) from None
-    document = several.as_document(names, found)
+    document = several.as_document(request, found)
     return write_output(as_json(document) if args.json else several.as_text(document), STATUS[document["verdict"]])
+
+
+def _node_names(option: str, text: str, most: int) -> tuple[str, ...]:
+    """Return the nodes of a host list. Raises Stop."""
+    from healthd.common.slurm.hostlist import HostListError, expand
+    from healthd.common.slurm.lemon_command import is_node_name
+
+    try:
+        names = expand(text, most)
+    except HostListError as error:
+        raise Stop(f"healthd validate: {option}: {error}") from None
+    if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
+        raise Stop(f'healthd validate: {option} must be different node names, got "{text}"; example: n[1-4]')
+    return tuple(names)
+
+
+def _diagnose_domain(args: argparse.Namespace, loaded: Loaded) -> int:
+    """Run DCGM's multi-node diagnostic from this node. Nothing is saved."""
+    from healthd.validation import domain, run
+    from healthd.validation import tool_paths as found
+    from healthd.validation.programs import adopt_orphans, end_on_signals
+
+    settings, config = loaded.settings, _config(loaded)
+    hosts = _diagnosed_hosts(args.mndiag)
+    seconds = _mndiag_seconds(args, hosts)
+    other_jobs = [job for job in run.jobs_on_node(settings.root) if job != os.environ.get("SLURM_JOB_ID")]
+    if other_jobs and not args.force:
+        raise Stop(
+            f"healthd validate: job {', '.join(other_jobs[:5])} is running on this node; --force runs anyway", UNKNOWN
+        )
+    stop = end_on_signals()
+    adopt_orphans()
+    with _alone(settings.runtime_dir):
+        tools = found.find(getattr(config, "tools", {}), os.environ.get("PATH", os.defpath))
+        results = domain.run(hosts, tools, seconds, stop)
+    document = domain.as_document(settings.node_name or os.uname().nodename, hosts, results)
+    return write_output(as_json(document) if args.json else domain.as_text(document), STATUS[document["verdict"]])
+
+
+def _diagnosed_hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts for --mndiag. Within a job, only the job's nodes are allowed. Raises Stop."""
+    job_text = os.environ.get("SLURM_JOB_NODELIST", "")
+    job_nodes = _node_names("SLURM_JOB_NODELIST", job_text, MAX_NODES) if job_text else ()
+    if not text and not job_nodes:
+        raise Stop("healthd validate: --mndiag needs a list of nodes outside a Slurm job; example: --mndiag n[1-4]")
+    hosts = _node_names("--mndiag", text, MAX_NODES) if text else job_nodes
+    if job_nodes and not set(hosts) <= set(job_nodes):
+        others = ", ".join(sorted(set(hosts) - set(job_nodes))[:5])
+        raise Stop(f"healthd validate: --mndiag: {others} is not a node of this job ({job_text})")
+    return hosts
+
+
+def _mndiag_seconds(args: argparse.Namespace, hosts: Sequence[str]) -> float:
+    """Return the time limit for --mndiag. --quick does not shorten it, because MPI needs time to start. Raises Stop."""
+    from healthd.validation.tools.mndiag import MAX_HOSTS, MIN_SECONDS
+
+    if len(hosts) > MAX_HOSTS:
+        raise Stop(f"healthd validate: --mndiag: at most {MAX_HOSTS} nodes, got {len(hosts)}")
+    seconds = SECONDS if args.seconds is None else _seconds(args)
+    if seconds < MIN_SECONDS:
+        raise Stop(f"healthd validate: --seconds must be at least {MIN_SECONDS:.0f} with --mndiag")
+    return seconds
 
 
 def _measure_pair(text: str, loaded: Loaded) -> int:
@@ -392,6 +460,7 @@ COMMANDS = {
         "  healthd validate --quick\n  healthd validate --show\n"
         "  healthd validate --only gemm,p2p --seconds 120 --json > validation.json\n"
         "  healthd validate --nodes n[1-4] --quick\n"
+        "  healthd validate --mndiag n[1-4]\n"
         "  healthd validate --plan 7 --shape tree\n",
     )
 }

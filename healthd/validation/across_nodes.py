@@ -20,9 +20,9 @@ from healthd.common.slurm.commands import ENVIRONMENT, Command, CommandResult
 from healthd.common.text import is_decimal, regex
 from healthd.host.child_process import Child
 from healthd.validation import document as documents
-from healthd.validation import parts, programs
+from healthd.validation import domain, parts, programs
 from healthd.validation.measurement import NotUnderstood
-from healthd.validation.reservation import NodesResult, Steps, Stopped
+from healthd.validation.reservation import NodesResult, ReservationRequest, Steps, Stopped
 from healthd.validation.tool_paths import Tools
 from healthd.validation.tools import perftest
 from healthd.validation.transfers import AssessedTransfer, Transfer, judge, suspects
@@ -103,21 +103,32 @@ def _run(command: Command, received: list[int]) -> CommandResult:
 # --- results
 
 
-def as_document(nodes: tuple[str, ...], found: NodesResult) -> dict[str, Any]:
-    """Return the document described in docs/json.md. `verdict` is the worst verdict for any node or transfer."""
+def as_document(request: ReservationRequest, found: NodesResult) -> dict[str, Any]:
+    """Return the document described in docs/json.md.
+
+    `verdict` is the worst verdict for any node, transfer or DCGM's diagnostic. Without a fault, it is "not_measured" if
+    a node or the diagnostic was requested and has no result.
+    """
     judged = judge(found.transfers)
     rows = [_row(entry) for entry in judged]
     verdict_by_node = {str(entry.get("node")): str(entry.get("verdict")) for entry in found.documents}
     verdicts = {*verdict_by_node.values(), *(entry.verdict for entry in judged)}
-    worst = next((word for word in ("failed", "slow", "ok") if word in verdicts), "not_measured")
+    is_incomplete = bool(request.seconds) and any(name not in verdict_by_node for name in request.nodes)
+    if request.mndiag_seconds:
+        diagnosis = str((found.mndiag or {}).get("verdict"))
+        verdicts.add(diagnosis)
+        is_incomplete = is_incomplete or diagnosis not in ("ok", "failed")
+    words = ("failed", "slow") if is_incomplete else ("failed", "slow", "ok")
+    worst = next((word for word in words if word in verdicts), "not_measured")
     return {
         "schema": documents.SCHEMA,
-        "nodes": [{"node": name, "verdict": verdict_by_node.get(name, "not_measured")} for name in nodes],
+        "nodes": [{"node": name, "verdict": verdict_by_node.get(name, "not_measured")} for name in request.nodes],
         "documents": list(found.documents),
         "transfers": rows,
         "suspects": [
             {"what": entry.kind, "names": list(entry.names), "message": entry.message} for entry in suspects(judged)
         ],
+        "mndiag": found.mndiag,
         "problems": list(found.problems),
         "verdict": worst,
     }
@@ -154,6 +165,8 @@ def as_text(document: dict[str, Any]) -> str:
             f"  {row['sender']} > {row['receiver']} {row['rail']}  {row['verdict']}  {row['message']}".rstrip()
             for row in rows
         ]
+    if document["mndiag"] is not None:
+        lines += ["", "DCGM multi-node diagnostic", *domain.as_text(document["mndiag"]).splitlines()]
     if document["suspects"]:
         lines += ["", "Suspects"]
         lines += [

@@ -58,6 +58,7 @@ class ReservationRequest(NamedTuple):
         seconds: time limit for each node's own validation, or 0 for no such validation.
         options: further arguments for `healthd validate` on each node.
         passes: senders and receivers in each pass.
+        mndiag_seconds: time limit for DCGM's diagnostic over all nodes, or 0 for no such diagnostic.
     """
 
     nodes: tuple[str, ...]
@@ -67,6 +68,7 @@ class ReservationRequest(NamedTuple):
     seconds: float
     options: tuple[str, ...]
     passes: tuple[tuple[Pair, ...], ...]
+    mndiag_seconds: float = 0.0
 
 
 class NodesResult(NamedTuple):
@@ -76,11 +78,13 @@ class NodesResult(NamedTuple):
         documents: documents from the nodes that reported one.
         transfers: transfers from all passes.
         problems: errors that occurred.
+        mndiag: document of DCGM's diagnostic over all nodes, or None if it was not requested or reported nothing.
     """
 
     documents: tuple[dict[str, Any], ...]
     transfers: tuple[Transfer, ...]
     problems: tuple[str, ...]
+    mndiag: dict[str, Any] | None = None
 
 
 Steps = Generator[Command, CommandResult, NodesResult]
@@ -88,7 +92,8 @@ Steps = Generator[Command, CommandResult, NodesResult]
 
 def job_minutes(request: ReservationRequest) -> int:
     """Return the time limit of the job in minutes."""
-    return math.ceil((request.seconds + PASS_SECONDS * len(request.passes) + SPARE_SECONDS) / 60)
+    mndiag = request.mndiag_seconds + SPARE_SECONDS if request.mndiag_seconds else 0.0
+    return math.ceil((request.seconds + PASS_SECONDS * len(request.passes) + SPARE_SECONDS + mndiag) / 60)
 
 
 def validate(request: ReservationRequest) -> Steps:
@@ -106,10 +111,11 @@ def validate(request: ReservationRequest) -> Steps:
             raise NoReservation(f"Slurm did not reserve {','.join(request.nodes)}: {_last_line(created)}")
         job = _job(request, (yield Command(_allocate(request), IMMEDIATE_SECONDS + COMMAND_SECONDS, changes=True)))
         documents, transfers = yield from _measure(request, job, addresses, problems)
+        diagnosed = (yield from _diagnose(request, job, problems)) if request.mndiag_seconds else None
     finally:
         if not is_refused:
             yield from _remove(request, problems)
-    return NodesResult(tuple(documents), tuple(transfers), tuple(problems))
+    return NodesResult(tuple(documents), tuple(transfers), tuple(problems), diagnosed)
 
 
 def _measure(
@@ -135,6 +141,19 @@ def _measure(
         if silent_pairs:
             problems.append(f"pass {number}: {', '.join(silent_pairs)} reported nothing: {_last_line(result)}")
     return documents, transfers
+
+
+def _diagnose(
+    request: ReservationRequest, job: str, problems: list[str]
+) -> Generator[Command, CommandResult, dict[str, Any] | None]:
+    """Run DCGM's diagnostic from the first node over all nodes."""
+    arguments = ("--mndiag", ",".join(request.nodes), "--force", "--json", "--seconds", f"{request.mndiag_seconds:.0f}")
+    step = _step(request, job, arguments, request.nodes[:1])
+    result = yield Command(step, request.mndiag_seconds + SPARE_SECONDS)
+    found = next((item for item in json_documents(result.text) if "mndiag" in item), None)
+    if found is None:
+        problems.append(f"dcgmi mndiag on {request.nodes[0]} reported nothing: {_last_line(result)}")
+    return found
 
 
 def _remove(request: ReservationRequest, problems: list[str]) -> Generator[Command, CommandResult, None]:
@@ -177,12 +196,14 @@ def _allocate(request: ReservationRequest) -> Argv:
     )
 
 
-def _step(request: ReservationRequest, job: str, arguments: Sequence[str]) -> Argv:
-    """Return a command that runs one task on each node. --label marks each output line with its task."""
-    count = len(request.nodes)
+def _step(request: ReservationRequest, job: str, arguments: Sequence[str], nodes: Sequence[str] = ()) -> Argv:
+    """Return a command that runs one task on each node, or on `nodes`. --label marks each output line with its task."""
+    count = len(nodes or request.nodes)
+    chosen = (f"--nodelist={','.join(nodes)}",) if nodes else ()
     command = 'exec "$0" validate --node-name "$SLURMD_NODENAME" "$@"'
     return (
         *("srun", f"--jobid={job}", "--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *chosen,
         *("--label", "--kill-on-bad-exit=0", "sh", "-c", command, request.program, *arguments),
     )
 

@@ -544,3 +544,101 @@ def test_help_and_daemon_do_not_load_validation():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, cwd=ROOT, check=True
     )
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+# --- several nodes of an NVLink domain
+
+MNDIAG = """
+import sys
+assert sys.argv[1] == "mndiag" and sys.argv[sys.argv.index("--hostList") + 1] == {hosts!r}, sys.argv
+print(open({output!r}).read())
+"""
+
+
+def run_mndiag(tmp_path: Path, output: str, *arguments: str) -> tuple[int, dict]:
+    text = MNDIAG.format(hosts="host-01;host-02;host-03", output=str(RECORDED / output))
+    write_tool(tmp_path / "bin", "dcgmi", text)
+    tree = tree_without_jobs(tmp_path)
+    path = f"{tmp_path / 'bin'}:/usr/bin:/bin"
+    result = run_validate(tmp_path, "--mndiag", "host-[01-03]", "--root", tree, "--json", *arguments, path=path)
+    return result.returncode, json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "verdict"),
+    [
+        ("dcgm_mndiag_4.3_pass.json", 0, "ok"),
+        ("dcgm_mndiag_4.3_fail.json", 2, "failed"),
+        ("dcgm_mndiag_4.3_runtime_error.json", 3, "not_measured"),
+        ("dcgm_3.1_pass.json.txt", 3, "not_measured"),
+    ],
+)
+def test_mndiag_exit_status_is_that_of_the_verdict(tmp_path, output, status, verdict):
+    returncode, document = run_mndiag(tmp_path, output)
+    assert (returncode, document["verdict"]) == (status, verdict)
+    assert document["hosts"] == ["host-01", "host-02", "host-03"]
+    assert document["mndiag"]
+    assert not (tmp_path / "state/validation.json").exists()
+
+
+def test_mndiag_without_result_of_a_requested_host_is_not_ok(tmp_path):
+    document = json.loads((RECORDED / "dcgm_mndiag_4.3_pass.json").read_text())
+    (test,) = document["test_categories"][0]["tests"]
+    test["results"] = [result for result in test["results"] if result["host_id"] != 2]
+    path = tmp_path / "output.json"
+    path.write_text(json.dumps(document))
+    returncode, found = run_mndiag(tmp_path, str(path))
+    assert (returncode, found["verdict"]) == (3, "not_measured")
+    assert {row["part"]: row["verdict"] for row in found["mndiag"]}["host-03"] == "not_measured"
+
+
+def test_mndiag_is_stopped_with_its_process_group(tmp_path):
+    pid_file = tmp_path / "pid"
+    text = (
+        "import os, signal, subprocess, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(pid_file)!r} + '.new', 'w').write(str(child.pid))\n"
+        f"os.rename({str(pid_file)!r} + '.new', {str(pid_file)!r})\ntime.sleep(600)"
+    )
+    write_tool(tmp_path / "bin", "dcgmi", text)
+    arguments = command(tmp_path, "--mndiag", "n1,n2", "--root", tree_without_jobs(tmp_path), "--json")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment(f"{tmp_path / 'bin'}:/usr/bin:/bin"))
+    try:
+        until(pid_file.exists, "the tool runs")
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait(240)
+    assert process.returncode == 3
+    assert json.loads(out)["mndiag"][0]["verdict"] == "not_measured"
+    until(lambda: not Path(f"/proc/{pid_file.read_text()}").exists(), "it has ended")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nodes_of_job"),
+    [
+        (("--mndiag",), ""),
+        (("--mndiag", "n1;n2"), ""),
+        (("--mndiag", "n[1-2"), ""),
+        (("--mndiag", "n[1-73]"), ""),
+        (("--mndiag", "n[1-2]", "--seconds", "119"), ""),
+        (("--mndiag", "n[1-3]"), "n[1-2]"),
+        (("--nodes", "n[1-2]", "--mndiag", "n[1-2]"), ""),
+    ],
+)
+def test_mndiag_rejects_unusable_hosts_and_times(tmp_path, arguments, nodes_of_job):
+    variables = environment("/usr/bin:/bin") | ({"SLURM_JOB_NODELIST": nodes_of_job} if nodes_of_job else {})
+    words = [*command(tmp_path, "--root", tree_without_jobs(tmp_path)), *arguments]
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300, env=variables)
+    assert (result.returncode, result.stdout) == (64, "")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_mndiag_without_list_uses_nodes_of_the_job(tmp_path):
+    variables = environment("/usr/bin:/bin") | {"SLURM_JOB_NODELIST": "n[1-2]"}
+    words = command(tmp_path, "--mndiag", "--root", tree_without_jobs(tmp_path), "--json")
+    result = subprocess.run(words, capture_output=True, text=True, timeout=300, env=variables)
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["hosts"]) == (3, ["n1", "n2"])
+    assert "dcgmi was not found" in document["mndiag"][0]["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_text import columns
 
 from healthd.common.slurm.commands import Argv, CommandResult
-from healthd.validation.across_nodes import InvalidPass, Role, role_in_pass
+from healthd.validation.across_nodes import InvalidPass, Role, as_document, role_in_pass
 from healthd.validation.reservation import (
     STATE_COLUMNS,
     NodesResult,
@@ -70,6 +71,8 @@ def answer(argv: Argv) -> CommandResult:
     if argv[0] == "srun" and "--pair" in argv:
         sender, receiver = argv[-1].split()[:2]
         return CommandResult(0, labelled(transfers(sender, receiver), {"node": receiver, "transfers": []}).encode())
+    if argv[0] == "srun" and "--mndiag" in argv:
+        return CommandResult(0, labelled({"head": "n1", "mndiag": [], "verdict": "failed"}).encode())
     if argv[0] == "srun":
         return CommandResult(0, labelled({"node": "n1", "results": []}, {"node": "n2", "results": []}).encode())
     return OK
@@ -117,6 +120,57 @@ def test_reservation_is_longer_than_job_and_job_longer_than_its_work() -> None:
     assert job_minutes(REQUEST) == 16
     assert "--time=16" in sent[2]
     assert "Duration=18" in sent[1]
+
+
+def test_domain_diagnostic_runs_on_first_node_over_all_nodes() -> None:
+    request = REQUEST._replace(mndiag_seconds=900.0)
+    found, sent = run(request=request)
+    assert isinstance(found, NodesResult)
+    assert command_starts(sent) == [*CREATED, *["srun --jobid=42"] * 4, *REMOVED]
+    assert sent[6][3:5] == ("--nodes=1", "--ntasks=1")
+    assert "--nodelist=n1" in sent[6]
+    assert sent[6][sent[6].index("--mndiag") + 1] == "n1,n2"
+    assert found.mndiag == {"head": "n1", "mndiag": [], "verdict": "failed"}
+    assert as_document(request, found)["verdict"] == "failed"
+    assert job_minutes(request) == 33
+
+
+def test_domain_diagnostic_without_answer_is_a_problem() -> None:
+    request = REQUEST._replace(mndiag_seconds=900.0)
+    found, sent = run(lambda argv: CommandResult(None) if "--mndiag" in argv else answer(argv), request)
+    assert isinstance(found, NodesResult)
+    assert (found.mndiag, len(found.problems)) == (None, 1)
+    assert command_starts(sent)[-2:] == REMOVED
+
+
+def node_document(name: str, verdict: str = "ok") -> dict[str, Any]:
+    return {"node": name, "results": [], "verdict": verdict}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "mndiag", "nodes", "verdict"),
+    [
+        (900.0, None, ("n1", "n2"), "not_measured"),  # srun failed
+        (900.0, {"verdict": "not_measured"}, ("n1", "n2"), "not_measured"),
+        (900.0, {}, ("n1", "n2"), "not_measured"),
+        (900.0, {"verdict": "ok"}, ("n1", "n2"), "ok"),
+        (900.0, {"verdict": "failed"}, ("n1",), "failed"),
+        (0.0, None, ("n1", "n2"), "ok"),
+        (0.0, None, ("n1",), "not_measured"),  # n2 returned nothing
+        (0.0, None, (), "not_measured"),
+    ],
+)
+def test_missing_result_of_requested_measurement_is_not_ok(
+    seconds: float, mndiag: dict[str, Any] | None, nodes: tuple[str, ...], verdict: str
+) -> None:
+    found = NodesResult(tuple(map(node_document, nodes)), (), (), mndiag)
+    assert as_document(REQUEST._replace(mndiag_seconds=seconds), found)["verdict"] == verdict
+
+
+@pytest.mark.parametrize("verdict", ["failed", "slow"])
+def test_fault_is_worse_than_missing_result(verdict: str) -> None:
+    found = NodesResult((node_document("n1", verdict),), (), ())
+    assert as_document(REQUEST, found)["verdict"] == verdict
 
 
 @pytest.mark.parametrize("at", range(1, 6))

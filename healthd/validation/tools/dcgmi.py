@@ -11,7 +11,7 @@ about the node's configuration, not about broken hardware. It is reported, but d
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from healthd.common.text import printable, regex
@@ -50,16 +50,24 @@ def parse(text: str) -> list[Measurement]:
 
 def _document(text: str) -> dict[str, Any]:
     """Return the first JSON object with a known root."""
+    document = first_object(text, lambda found: any(key in found for key in ROOTS))
+    if document is None:
+        raise NotUnderstood("this is not JSON from dcgmi diag")
+    return document
+
+
+def first_object(text: str, is_wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any] | None:
+    """Return the first JSON object in a text that is wanted, or None."""
     decoder, at, tries = json.JSONDecoder(), text.find("{"), 0
     while at >= 0 and tries < 20:
         try:
             document, _ = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             document = None
-        if isinstance(document, dict) and any(key in document for key in ROOTS):
+        if isinstance(document, dict) and is_wanted(document):
             return document
         at, tries = text.find("{", at + 1), tries + 1
-    raise NotUnderstood("this is not JSON from dcgmi diag")
+    return None
 
 
 def _version(document: dict[str, Any], root: dict[str, Any]) -> str:
@@ -70,20 +78,21 @@ def _version(document: dict[str, Any], root: dict[str, Any]) -> str:
 
 def _results(root: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (category, test, result)."""
-    for category in _tables(root.get("test_categories")):
-        for test in _tables(category.get("tests")):
-            for result in _tables(test.get("results")):
+    for category in tables(root.get("test_categories")):
+        for test in tables(category.get("tests")):
+            for result in tables(test.get("results")):
                 yield str(category.get("category", "")), str(test.get("name", "")), result
 
 
-def _tables(value: object) -> list[dict[str, Any]]:
+def tables(value: object) -> list[dict[str, Any]]:
+    """Return the objects in a list of JSON, or [] if it is not a list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _measurement(category: str, test: str, result: dict[str, Any], source: str) -> Measurement:
     name = "dcgm_" + _SIMPLE.sub("_", test.lower()).strip("_")[:40]
     status = str(result.get("status", "")).strip().lower()
-    text = _details(result)
+    text = details(result)
     is_setup = category.lower() == "deployment" or name == "dcgm_software"
     if status == "pass":
         return Measurement(name, _part(result), None, "", "passed", text or "passed", source)
@@ -111,7 +120,7 @@ def _part(result: dict[str, Any]) -> str:
     return f"DCGM {printable(str(number))[:8]}" if group == "GPU" else f"DCGM {printable(f'{group} {number}')[:24]}"
 
 
-def _details(result: dict[str, Any]) -> str:
+def details(result: dict[str, Any]) -> str:
     """Return the details of a result. Warnings are strings or, since DCGM 3, objects with the key "warning"."""
     warnings = result.get("warnings") or result.get("info") or []
     items = warnings if isinstance(warnings, list) else [warnings]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from healthd.validation import tools
 from healthd.validation.measurement import FAMILIES, Measurement, NotUnderstood, is_excused
-from healthd.validation.tools import cpu, dcgmi, nccl_tests, nvbandwidth, perftest, pytorch, pytorch_program
+from healthd.validation.tools import cpu, dcgmi, mndiag, nccl_tests, nvbandwidth, perftest, pytorch, pytorch_program
 
 TOOLS = str(Path(tools.__file__).parent)
 
@@ -229,6 +229,91 @@ def test_dcgm_setting_is_no_failure_and_skipped_is_not_measured():
     assert (allowed["dcgm_pcie"].part, allowed["dcgm_pcie"].source) == ("DCGM 0", "DCGM 4.5.2")
 
 
+# --- dcgmi mndiag
+
+HOSTS = ("host-01", "host-02", "host-03")
+
+
+def test_mndiag_failure_belongs_to_gpu_of_host():
+    found = mndiag.parse(recorded("dcgm_mndiag_4.3_fail.json"), HOSTS)
+    assert {measurement.part: (measurement.state, measurement.message) for measurement in found} == {
+        "host-01 DCGM 0": ("passed", "passed"),
+        "host-01 DCGM 1": ("failed", "CUDA memory allocation failed"),
+        "host-02 DCGM 0": ("passed", "passed"),
+        "host-02 DCGM 1": ("failed", "NCCL communication timeout"),
+        "host-03 DCGM 0": ("passed", "passed"),
+    }
+    assert {(measurement.test, measurement.source) for measurement in found} == {("dcgm_mnubergemm", "DCGM 4.3.0")}
+
+
+def test_mndiag_host_without_result_is_not_measured():
+    found = mndiag.parse(recorded("dcgm_mndiag_4.3_pass.json"), ("HOST-01.cluster", "host-02", "host-03", "host-04"))
+    assert [measurement.part for measurement in found if measurement.state == "not_measured"] == ["host-04"]
+    assert sum(measurement.state == "passed" for measurement in found) == 5
+
+
+def test_mndiag_results_without_names_of_hosts_prove_nothing_about_the_hosts():
+    document = json.loads(recorded("dcgm_mndiag_4.3_pass.json"))
+    del document["hosts"]
+    found = mndiag.parse(json.dumps(document), HOSTS)
+    assert tuple(measurement.part for measurement in found if measurement.state == "not_measured") == HOSTS
+
+
+def test_mndiag_error_of_mpi_is_no_failure_of_a_gpu():
+    document = json.loads(recorded("dcgm_mndiag_4.3_pass.json"))
+    (test,) = document["test_categories"][0]["tests"]
+    test |= {"status": "Fail", "mpi_error": {"error_category": "MPI", "warning": "Error: ssh: connect to host"}}
+    found = mndiag.parse(json.dumps(document), HOSTS)
+    assert {(measurement.state, measurement.message) for measurement in found} == {
+        ("not_measured", "Error: ssh: connect to host")
+    }
+
+
+def test_mndiag_without_results_reports_the_error():
+    with pytest.raises(NotUnderstood, match="host engine is not valid any longer"):
+        mndiag.parse(recorded("dcgm_mndiag_4.3_runtime_error.json"), HOSTS)
+
+
+@given(
+    statuses=st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["Pass", "Fail", "Warn", "Skip", "Not Run"])),
+        max_size=16,
+        unique_by=lambda row: row[:2],
+    ),
+    overall=st.sampled_from(["Pass", "Fail"]),
+)
+def test_mndiag_counts_each_gpu_once_and_only_fail_fails(statuses, overall):
+    names = [f"n{number}" for number in range(4)]
+    results = [
+        {"host_id": host, "entity_group": "GPU", "entity_id": gpu, "status": status} for host, gpu, status in statuses
+    ]
+    document = {
+        "DCGM Diagnostic": "DCGM Multi-Node Diagnostic",
+        "hosts": [{"hostname": name} for name in names],
+        "test_categories": [{"tests": [{"name": "MNUBERGEMM", "status": overall, "results": results}]}],
+    }
+    if not results:
+        with pytest.raises(NotUnderstood):
+            mndiag.parse(json.dumps(document), names)
+        return
+    found = {measurement.part: measurement.state for measurement in mndiag.parse(json.dumps(document), names)}
+    gpus = {f"n{host} DCGM {gpu}": status for host, gpu, status in statuses}
+    assert set(found) == {*gpus, *({*names} - {part.partition(" ")[0] for part in gpus})}
+    assert {part for part, state in found.items() if state == "failed"} == {
+        part for part, status in gpus.items() if status == "Fail"
+    }
+    passed = {part for part, status in gpus.items() if status == "Pass"}
+    is_doubtful = overall == "Fail" and "Fail" not in gpus.values()
+    assert {part for part, state in found.items() if state == "passed"} == (set() if is_doubtful else passed)
+
+
+def test_mndiag_command_leaves_time_to_start():
+    assert mndiag.command("dcgmi", ("n1", "n2"), 900.0) == (
+        *("dcgmi", "mndiag", "--hostList", "n1;n2", "--run", "mnubergemm"),
+        *("--parameters", "mnubergemm.time_to_run=840", "--json"),
+    )
+
+
 # --- PyTorch
 
 
@@ -320,6 +405,7 @@ PARSERS = {
     "nccl": lambda text: nccl_tests.parse(text, "nccl_all_reduce"),
     "perftest": lambda text: perftest.parse(text, "mlx5_0/1"),
     "dcgm": dcgmi.parse,
+    "mndiag": lambda text: mndiag.parse(text, ("n1",)),
     "pytorch": pytorch.parse,
     "cpu": cpu.parse,
 }
@@ -368,6 +454,11 @@ KEYS = [
     "entity_group",
     "entity_id",
     "metadata",
+    "hosts",
+    "hostname",
+    "host_id",
+    "mpi_error",
+    "warning",
 ]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
@@ -387,7 +478,8 @@ def test_parser_of_any_text_gives_measurements_or_error(tool, text):
 @pytest.mark.parametrize("tool", PARSERS)
 @given(value=JSON)
 def test_parser_of_any_json_gives_measurements_or_error(tool, value):
-    for root in ({"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}):
+    several = {"DCGM Diagnostic": mndiag.NAME, "hosts": value, "test_categories": value, "global_errors": value}
+    for root in ({"DCGM Diagnostic": {"test_categories": value}}, {"DCGM Diagnostic": value}, several):
         assert_measurements_or_error(PARSERS[tool], json.dumps(root))
 
 

@@ -1,0 +1,106 @@
+"""`dcgmi mndiag` (DCGM 4.3 and later): NVIDIA's diagnostic over several nodes of an NVLink domain, as JSON.
+
+It runs on trays of GB200 and GB300 (github.com/NVIDIA/DCGM@72fa3fe, dcgmi/MnDiag.cpp;
+docs.nvidia.com/datacenter/dcgm/latest/reference/multi-node-diagnostics/mnubergemm.html). The only test is mnubergemm,
+which computes and communicates on all GPUs at the same time. The node that runs dcgmi connects to the DCGM host engine
+of each host, and starts the test there with MPI and SSH.
+
+The exit status does not distinguish a failed test: dcgmi returns 0 once it has printed a result. Therefore only the
+JSON counts. "Fail" without a failed GPU is an error of MPI or SSH, which proves nothing about the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from healthd.common.text import printable
+from healthd.validation.measurement import Measurement, NotUnderstood, is_excused
+from healthd.validation.tools.dcgmi import GPU_IN_USE, details, first_object, tables
+
+NAME_KEY, NAME = "DCGM Diagnostic", "DCGM Multi-Node Diagnostic"
+TEST = "dcgm_mnubergemm"
+MAX_HOSTS = 72  # DCGM_MAX_NUM_HOSTS in dcgmlib/dcgm_structs.h
+MAX_RESULTS = 4096
+# Part of the time limit that is left for connections and the start of MPI. The test itself gets the rest.
+SETUP_SECONDS = 60.0
+MIN_SECONDS = 2 * SETUP_SECONDS
+
+
+def command(program: str, hosts: Sequence[str], seconds: float) -> tuple[str, ...]:
+    """Return the command for at most `seconds` in total. Without a time, mnubergemm runs for an hour."""
+    duration = f"mnubergemm.time_to_run={max(seconds - SETUP_SECONDS, SETUP_SECONDS):.0f}"
+    return (program, "mndiag", "--hostList", ";".join(hosts), "--run", "mnubergemm", "--parameters", duration, "--json")
+
+
+def parse(text: str, hosts: Sequence[str]) -> list[Measurement]:
+    """Parse the output into one measurement for each GPU. The part is "HOST DCGM 3". Raises NotUnderstood.
+
+    A requested host without a result is reported as not measured.
+    """
+    document = first_object(text, lambda found: found.get(NAME_KEY) == NAME)
+    if document is None:
+        raise NotUnderstood("this is not JSON from dcgmi mndiag")
+    reported = tables(document.get("hosts"))
+    names = [printable(str(host.get("hostname", "")))[:64] for host in reported]
+    source = f"DCGM {_version(reported)}".strip()
+    tests = [test for category in tables(document.get("test_categories")) for test in tables(category.get("tests"))]
+    found = [_measurement(result, names, source) for test in tests for result in tables(test.get("results"))]
+    found = found[:MAX_RESULTS]
+    error = _error(document, tests)
+    if not found:
+        raise NotUnderstood(error or "dcgmi mndiag has no results")
+    has_failed = any(str(test.get("status", "")).lower() == "fail" for test in tests) or "runtime_error" in document
+    if has_failed and not any(measurement.state == "failed" for measurement in found):
+        message = error or "DCGM reports a failure of the test, but no GPU that failed"
+        # The GPUs may have passed only because the test ended early.
+        found = [
+            measurement._replace(state="not_measured", message=message)
+            if measurement.state == "passed"
+            else measurement
+            for measurement in found
+        ]
+    measured = {_short(measurement.part.partition(" ")[0]) for measurement in found}
+    found += [
+        Measurement(TEST, host, None, "", "not_measured", "DCGM reports no GPU of this host", source)
+        for host in hosts
+        if _short(host) not in measured
+    ]
+    return found
+
+
+def _measurement(result: dict[str, Any], names: Sequence[str], source: str) -> Measurement:
+    number = result.get("host_id")
+    is_known = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(names)
+    host = names[number] if is_known and number is not None else ""
+    entity = printable(str(result.get("entity_id", "")))[:8]
+    kind = "" if result.get("entity_group") == "GPU" else f"{printable(str(result.get('entity_group', '')))[:16]} "
+    part = f"{host or f'host {printable(str(number))[:8]}'} DCGM {kind}{entity}".strip()
+    status = str(result.get("status", "")).strip().lower()
+    text = details(result)
+    if status == "pass":
+        return Measurement(TEST, part, None, "", "passed", text or "passed", source)
+    is_use = any(phrase in text.lower() for phrase in GPU_IN_USE) or is_excused(text)
+    if status == "fail" and not is_use:
+        return Measurement(TEST, part, None, "", "failed", text or "failed", source)
+    message = f"DCGM reports {printable(status)[:32] or 'nothing'}{f': {text}' if text else ''}"
+    return Measurement(TEST, part, None, "", "not_measured", message, source)
+
+
+def _error(document: dict[str, Any], tests: Sequence[dict[str, Any]]) -> str:
+    """Return DCGM's message about an error that belongs to no GPU, or ""."""
+    errors = [test["mpi_error"] for test in tests if isinstance(test.get("mpi_error"), dict)]
+    errors += tables(document.get("global_errors"))
+    messages = [document.get("runtime_error"), *(error.get("warning") for error in errors)]
+    # An empty MPI error has only the prefix "Error: ".
+    texts = [" ".join(str(message).split()) for message in messages if message]
+    return printable(next((text for text in texts if text not in ("", "Error:")), ""))[:300]
+
+
+def _version(hosts: Sequence[dict[str, Any]]) -> str:
+    versions = (printable(str(host.get("dcgm_version", "")))[:16] for host in hosts)
+    return next((version for version in versions if version not in ("", "unknown")), "")
+
+
+def _short(host: str) -> str:
+    return host.partition(".")[0].lower()

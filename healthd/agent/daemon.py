@@ -10,6 +10,7 @@ It is one process with a single blocking wait. Its components:
     agent/scheduler/job_presence.py      whether jobs can run on this node
     agent/slurm/controller.py            drain, requeue and resume in Slurm
     agent/scheduler/failslow_process.py  the process that monitors jobs for fail-slow, if a site enables it
+    agent/scheduler/gpu_event_process.py the process that receives GPU events from NVML, if a site enables it
     agent/scheduler/before_resume.py     programs that run on the idle node before it is resumed
     agent/repair/node_repair.py          the repair of this node: its plan and, in mode "act", its steps
     agent/hooks/trigger.py               the site's programs that run after a drain or a resume, outside this process
@@ -65,6 +66,8 @@ from healthd.agent.reporting.status import (
 )
 from healthd.agent.scheduler.before_resume import BeforeResume, NodeView, Stage, has_drain_cause
 from healthd.agent.scheduler.failslow_process import FailslowProcess
+from healthd.agent.scheduler.gpu_event_process import LOCK as GPU_EVENTS_LOCK
+from healthd.agent.scheduler.gpu_event_process import GpuEventProcess
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.kernel_events import KernelEventIntake
 from healthd.agent.scheduler.replies import Received, ReplyHandler
@@ -85,7 +88,7 @@ from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.agent.worker.results import CLOCK_STEP_SECONDS
 from healthd.common import detection_pause, guard
 from healthd.common.atomic_files import newest_mtime, remove_leftovers
-from healthd.common.guard import EVIDENCE, FAILSLOW, HOOKS, HOT_UNPLUG, METRICS
+from healthd.common.guard import EVIDENCE, FAILSLOW, GPU_EVENTS, HOOKS, HOT_UNPLUG, METRICS
 from healthd.common.model import Decision, Drain, Health, Mode, Outcome, RepairMode, Verdict
 from healthd.common.paths import SOCKET, VERDICT_FILE
 from healthd.common.text import compile_patterns, printable
@@ -181,6 +184,9 @@ class Daemon:
         self.replies = ReplyHandler(self.scheduler, self.jobs, self.store, self.client, self.now, monotonic)
         self.kernel_events = KernelEventIntake(self.configured, self.store, listener, job_finder, self.now)
         self.failslow = FailslowProcess(self.configured, monotonic)
+        gpu_events_lock = os.path.join(settings.runtime_dir, GPU_EVENTS_LOCK)
+        setup = {"root": settings.root, "fake_nvml": settings.nvml.fake, "lock": gpu_events_lock}
+        self.gpu_events = GpuEventProcess(settings.nvml.events, setup, self.boot_id, monotonic, self.now)
         self.before_resume = BeforeResume(
             self.command_line,
             partial(is_locked, os.path.join(settings.runtime_dir, VALIDATION_LOCK)),
@@ -207,6 +213,7 @@ class Daemon:
             self.scheduler,
             self.replies,
             self.client,
+            self.gpu_events,
             self.boot_id,
             self.now,
         )
@@ -239,6 +246,7 @@ class Daemon:
         opened.callback(self.publisher.close)
         opened.callback(self.controller.close)
         opened.callback(self.failslow.close)
+        opened.callback(self.gpu_events.close)
         opened.callback(self.evidence.close)
         opened.callback(self.repair.program.close)
         self.hot_unplug.open()
@@ -246,6 +254,8 @@ class Daemon:
         self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
         opened.callback(self.kernel_events.listener.close)
         self.hooks.start()
+        if record_request := self.hooks.record_request():
+            self.scheduler.queue.add_task(record_request)
         opened.callback(self.hooks.close)
         self.control.open()
         opened.callback(self.announce_stop)
@@ -312,7 +322,7 @@ class Daemon:
         ledger = self.store.ledger
         components = (
             *(self.kernel_events, self.hot_unplug, self.control, self.failslow, self.before_resume, self.hooks),
-            *(self.evidence, self.repair),
+            *(self.evidence, self.repair, self.gpu_events),
         )
         ends = [self.store.next_ack_expiry]  # epoch seconds; the times below are monotonic
         ends += [ledger.pause.until] if ledger.pause else []
@@ -382,6 +392,7 @@ class Daemon:
             return
         self.control.step()
         self.scheduler.run_after(self.kernel_events.read_log())
+        self.read_gpu_events()
         request = self.kernel_events.journal_request()
         if request is not None and request != self.client.request:
             self.scheduler.queue.add_task(request)  # a second request would read and count the same lines twice
@@ -398,12 +409,21 @@ class Daemon:
             self.replies.inventory.renew_soon()
             self.scheduler.run_after(["pci_remove"])
 
+    def read_gpu_events(self) -> None:
+        """Handle NVML's events after the kernel log, so that the line about the same fault comes first."""
+        with guard.dropping_errors(GPU_EVENTS):
+            received = self.gpu_events.step(self.store.ledger.events)
+            self.scheduler.run_after([*self.kernel_events.take_events(received.events), *received.triggers])
+
     def handle_received(self, received: Received) -> None:
-        """Pass the worker's inventory and journal lines to the kernel event intake."""
+        """Pass the worker's inventory and journal lines to the kernel event intake, and the hooks' record to the
+        hooks."""
         if received.inventory is not None:
             self.kernel_events.take_inventory(received.inventory)
         if received.journal is not None:
             self.scheduler.run_after(self.kernel_events.take_journal_reply(received.journal))
+        if received.hooks_record is not None:
+            self.hooks.take_record(received.hooks_record)
 
     # --- jobs on this node
 
@@ -709,7 +729,12 @@ class Daemon:
             problems=self.problems(),
             hooks=self.hooks.results,
             hooks_problem=self.hooks.problem,
-            processes={"daemon": (os.getpid(),), "worker": client.pids, "live": self.failslow.pids},
+            processes={
+                "daemon": (os.getpid(),),
+                "worker": client.pids,
+                "live": self.failslow.pids,
+                "gpu_events": self.gpu_events.pids,
+            },
         )
 
     def command_line(self, arguments: tuple[str, ...], state_dir: bool = True) -> tuple[str, ...]:
@@ -760,6 +785,7 @@ class Daemon:
                 command_for_kernel_log(kernel),
             ),
             Problem(self.failslow.problem, "journalctl -u healthd -n 50"),
+            Problem(labelled("GPU events", self.gpu_events.problem), "journalctl -u healthd -n 50"),
             Problem(labelled("repair", self.repair.program.problem), REPAIR_COMMAND),
             Problem(labelled("evidence", self.evidence.problem(self.store.ledger.evidence)), EVIDENCE_COMMAND),
             *(Problem(sentence, "ss -ltnp") for sentence in publisher.metrics_problems),
@@ -902,6 +928,8 @@ class Daemon:
     def announce_stop(self) -> None:
         systemd.stopping()
         self.before_resume.cancel()
+        with guard.dropping_errors(GPU_EVENTS):
+            self.kernel_events.take_events(self.gpu_events.close(self.store.ledger.events))
         self.kernel_events.note_cursor()
         owns_directory = is_current(
             self.lock, self.settings.runtime_dir

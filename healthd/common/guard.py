@@ -24,6 +24,7 @@ SOCKET, KERNEL_LOG, WORKER, SLURM, LEDGER = "socket", "kernel_log", "worker", "s
 HOT_UNPLUG, METRICS, STREAM, FAILSLOW, LOG = "device_removals", "metrics", "stream", "failslow", "log"
 HOOKS = "hooks"
 EVIDENCE = "evidence"
+GPU_EVENTS = "gpu_events"
 DISPLAY_SECONDS = 24 * 3600.0  # how long the status shows a problem after the last drop
 MAX_LOGGED_LOCATIONS = 200  # maximum number of code locations that are logged, to protect the log
 

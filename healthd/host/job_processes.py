@@ -21,6 +21,7 @@ SCAN_SECONDS = 0.1  # a node may have 100,000 processes; only those found within
 MAX_DESCRIPTORS = 1 << 14  # descriptors to read per process, lowest first; reading a million of them takes seconds
 DEPTH = 8  # job, step, user, task, and cgroups that a job creates below its own
 CGROUP = "sys/fs/cgroup"
+STEP_DAEMON = "slurmstepd"
 # Mount points of cgroups: v2, v2 together with v1, and the v1 controllers that Slurm's plugins use (proctrack, task).
 HIERARCHIES = ("", "unified", "freezer", "cpuset", "devices", "memory", "cpu,cpuacct")
 
@@ -36,12 +37,14 @@ def job_of_process(pid: int, root: str) -> str | None:
         return None
 
 
-def job_processes(root: str, now: Callable[[], float] = time.monotonic) -> dict[int, str]:
-    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups. The dict is empty if Slurm does not use
-    cgroups.
+def job_processes(
+    root: str, now: Callable[[], float] = time.monotonic, seconds: float = SCAN_SECONDS
+) -> dict[int, str]:
+    """Return a dict that maps pids to jobs, for all processes in jobs' cgroups that are found within `seconds`. The
+    dict is empty if Slurm does not use cgroups.
     """
     top = os.path.join(root, CGROUP)
-    until = now() + SCAN_SECONDS
+    until = now() + seconds
     for hierarchy in HIERARCHIES:
         found = {
             pid: job
@@ -70,13 +73,39 @@ def local_jobs(root: str) -> frozenset[str]:
 
 def has_no_jobs(root: str) -> bool:
     """Return True if Slurm's cgroups show that no job has a process here, or False if Slurm does not use cgroups."""
+    return has_slurm_cgroups(root) and not job_processes(root)
+
+
+def has_slurm_cgroups(root: str) -> bool:
+    """Return True if Slurm has a cgroup for jobs. With cgroup/v1, it has none from the boot to the first job."""
     top = os.path.join(root, CGROUP)
-    used = any(
+    return any(
         not directory.endswith(".service")
         for hierarchy in HIERARCHIES
         for directory in _slurm_directories(os.path.join(top, hierarchy))
     )
-    return used and not job_processes(root)
+
+
+def has_job_without_cgroup(root: str) -> bool:
+    """Return True if a job step runs although Slurm has no cgroups for jobs."""
+    return not has_slurm_cgroups(root) and any(
+        _name(root, pid) == STEP_DAEMON for pid in _names(os.path.join(root, "proc")) if is_decimal(pid)
+    )
+
+
+def _name(root: str, pid: str) -> str:
+    try:
+        with open(os.path.join(root, "proc", pid, "comm"), encoding="utf-8", errors="replace") as file:
+            return file.read(64).strip()
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def _slurm_directories(hierarchy: str) -> Iterator[str]:
@@ -151,9 +180,7 @@ def gpus_open_by_job(
             is_complete = False
             break
         try:
-            found.setdefault(job, set()).update(
-                int(n) for n in _gpu_numbers(pid, root) if is_decimal(n) and len(n) <= 4
-            )
+            found.setdefault(job, set()).update(int(n) for n in gpu_numbers(pid, root) if is_decimal(n) and len(n) <= 4)
         except (FileNotFoundError, ProcessLookupError):
             pass  # gone in the meantime
         except OSError:
@@ -165,7 +192,7 @@ def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
     """Return those of `names` for which a process has /dev/nvidiaNAME open."""
     found: set[str] = set()
     try:
-        for number in _gpu_numbers(pid, root):
+        for number in gpu_numbers(pid, root):
             if number in names:
                 found.add(number)
                 if len(found) == len(names):
@@ -175,7 +202,7 @@ def _open_gpu_names(pid: int, names: set[str], root: str) -> set[str]:
     return found
 
 
-def _gpu_numbers(pid: int, root: str) -> Iterator[str]:
+def gpu_numbers(pid: int, root: str) -> Iterator[str]:
     """Yield the text after /dev/nvidia in the name of each file that a process has open. In a container, this is the
     container's path. If the process has more open files than are read, raise OSError after the last one."""
     with os.scandir(f"{root.rstrip('/')}/proc/{pid}/fd") as descriptors:

@@ -232,6 +232,14 @@ _TEXT_CODES: dict[str, Text] = {
         "No action tonight unless jobs on this GPU hang (nvidia-smi). If they hang or the message recurs, drain the "
         "node and reset the GPU, or reboot.",
     ),
+    "operational_event": Text(
+        "NVML reports a GPU Operational Event (driver 615 and later) that has no Xid.",
+        "An event that is fatal or uncontained warns. All others, and events that follow another one, are only "
+        "recorded. NVIDIA calls these events a preview, so they never drain. gpu_access and gpu_recovery_action run at "
+        "once and drain if the GPU needs it.",
+        "No action tonight. nvidia-smi event-log shows the event, and NVIDIA's event catalogue its module and code "
+        "(docs.nvidia.com/deploy/gpu-operational-events).",
+    ),
     "nvlink": Text(
         "The driver reports a problem with an NVLink or the device at its other end, without an Xid.",
         "Links may be missing, so collective operations fail or are slow. gpu_nvlink and gpu_fabric check the state of "
@@ -246,6 +254,7 @@ _WARNING_WINDOW, _APPLICATION_WINDOW = "warning_window_seconds", "application_wi
 _WORST = {
     "gpu_is_lost": (Severity.WARNING, Ends(Clears.REBOOT, _WARNING_WINDOW)),
     "nvlink": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNING_WINDOW)),
+    "operational_event": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNING_WINDOW)),
     "rc_watchdog": (Severity.WARNING, Ends(Clears.GPU_RESET, _WARNING_WINDOW)),
     "probe_failed": (Severity.WARNING, Ends(Clears.REBOOT, _WARNING_WINDOW)),
     "peermem": (Severity.WARNING, Ends(Clears.WINDOW, _APPLICATION_WINDOW)),
@@ -259,6 +268,7 @@ _MILDER_SEVERITIES: dict[str, tuple[Severity, ...]] = {
     "172": (Severity.INFO,),
     "rm_init_failed": (Severity.WARNING,),
     "gsp": (Severity.WARNING, Severity.INFO),
+    "operational_event": (Severity.INFO,),
 }
 # Endings of the milder lines.
 _MILDER_ENDINGS = {

@@ -1,4 +1,4 @@
-"""Tests of one turn of the daemon's loop: the order of its steps."""
+"""Tests of one turn of the daemon's loop: the order of its steps, and GPU events."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
+from healthd.agent.kernel_log.gpu_events import RECOVERY_ACTION, UNAVAILABLE, hold
+from healthd.agent.kernel_log.parse import parse
+from healthd.agent.scheduler.gpu_event_process import Received as GpuEvents
 from healthd.agent.scheduler.replies import Received
+from healthd.common.model import Severity
+from healthd.nvidia.gpu_event import GpuEvent
 from tests.agent.test_daemon_guards import daemon_with_check
 
 
@@ -47,3 +53,40 @@ def test_clock_step_within_turn_ends_no_pause(tmp_path: Path) -> None:
         moved_pause = daemon.store.ledger.pause
         assert moved_pause
         assert moved_pause.until == pytest.approx(pause.until + 3600.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("trigger", "check"), [(UNAVAILABLE, "gpu_access"), (RECOVERY_ACTION, "gpu_recovery_action")])
+def test_event_of_nvml_makes_its_check_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trigger: str, check: str
+) -> None:
+    with daemon_with_check(tmp_path, check) as daemon:
+        requested: list[str] = []
+        monkeypatch.setattr(daemon.scheduler.queue, "run_after_event", lambda runs: requested.extend(map(str, runs)))
+        monkeypatch.setattr(daemon.gpu_events, "step", lambda _recorded: GpuEvents((), (trigger,)))
+        daemon.read_gpu_events()
+        assert requested == [check]
+
+
+def test_xid_of_nvml_opens_the_condition_of_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line about the same fault comes later, and the condition remains the same."""
+    with daemon_with_check(tmp_path, "gpu_xid") as daemon:
+        now, boot, pci = daemon.now(), daemon.boot_id, "0000:61:00.0"
+        (held,) = hold(GpuEvent("xid", pci, (79,)), now, now, boot)
+        monkeypatch.setattr(daemon.gpu_events, "step", lambda _recorded: GpuEvents((held.event,)))
+        daemon.read_gpu_events()
+        (condition,) = daemon.store.ledger.conditions
+        assert (condition.code, condition.subject, condition.severity) == ("gpu_xid/79", pci, Severity.CRITICAL)
+        line = parse("NVRM: Xid (PCI:0000:61:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.")
+        assert line is not None
+        daemon.kernel_events.take_events([replace(line, time=now + 3, last_time=now + 3, boot_id=boot)])
+        assert [event.text for event in daemon.store.ledger.events] == [line.text]
+        assert [(c.code, c.first_seen) for c in daemon.store.ledger.conditions] == [
+            ("gpu_xid/79", condition.first_seen)
+        ]
+
+
+def test_stopping_daemon_keeps_events_that_wait_for_their_line(tmp_path: Path) -> None:
+    with daemon_with_check(tmp_path, "gpu_xid") as daemon:
+        now = daemon.now()
+        daemon.gpu_events._held = hold(GpuEvent("xid", "0000:61:00.0", (79,)), now, now, daemon.boot_id)
+    assert [event.code for event in daemon.store.ledger.events] == ["79"]

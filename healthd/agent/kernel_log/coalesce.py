@@ -22,6 +22,10 @@ KEPT_SECONDS = 48 * 3600.0  # the longest window that a check uses is 24 h
 MAX_SMS = 8
 EVERYWHERE = "many"
 
+# Field of events from NVML instead of a line (gpu_events.py). Such an event has no details, so a line about the same
+# fault replaces it. It occurred at any time between its `time` and its `last_time`.
+SOURCE, NVML = "source", "nvml"
+
 Key = tuple[object, ...]
 
 
@@ -44,6 +48,8 @@ def fault_key(event: KernelEvent) -> Key:
 
 def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHIN_SECONDS) -> KernelEvent | None:
     """Return `event` with `new` added to it, or None if `new` is about another fault."""
+    if is_from_nvml(event) or is_from_nvml(new):
+        return _coalesce_with_nvml(event, new, within_seconds)
     details = is_detail(event) + is_detail(new)
     if (event.history, event.observed) != (new.history, new.observed):
         return None
@@ -69,6 +75,32 @@ def coalesce(event: KernelEvent, new: KernelEvent, within_seconds: float = WITHI
         sequence=event.sequence,
         fields=(*(processors if item[0] == SM else item for item in fault.fields), *added_fields),
     )
+
+
+def _coalesce_with_nvml(event: KernelEvent, new: KernelEvent, within_seconds: float) -> KernelEvent | None:
+    """Join two events of which at least one is from NVML, or return None. Only lines are counted as lines."""
+    if (event.history, event.observed) != (new.history, new.observed) or code_key(event) != code_key(new):
+        return None
+    if not is_at_same_time(event, new, within_seconds):
+        return None
+    if is_from_nvml(event) and not is_from_nvml(new):  # only the line has the exact time
+        job = tuple(item for item in event.fields if item[0] == "job" and not new.field("job"))
+        return replace(new, sequence=event.sequence, fields=(*new.fields, *job))
+    return replace(event, last_time=max(event.last_time, new.last_time))
+
+
+def is_at_same_time(one: KernelEvent, other: KernelEvent, within_seconds: float) -> bool:
+    """Return True if the periods of two events overlap, or are at most `within_seconds` apart."""
+    return one.time - within_seconds <= other.last_time and other.time <= one.last_time + within_seconds
+
+
+def is_from_nvml(event: KernelEvent) -> bool:
+    return (SOURCE, NVML) in event.fields
+
+
+def code_key(event: KernelEvent) -> Key:
+    """Return the properties that NVML's event and the line about the same fault share."""
+    return (event.boot_id, event.kind, event.code, event.pci)
 
 
 def _merged_processors(event: KernelEvent, new: KernelEvent) -> tuple[str, str]:
@@ -105,11 +137,14 @@ def coalesce_events(
     All new events are kept. The caller first evaluates them all and then drops those beyond its limit (limit_events()).
     """
     events = list(recent)
+    has_nvml = any(map(is_from_nvml, recent)) or any(map(is_from_nvml, incoming))
     newest = {fault_key(event): index for index, event in enumerate(events)}
     newest_by_part = {part_key(event): index for index, event in enumerate(events)}
+    newest_by_code = {code_key(event): index for index, event in enumerate(events)} if has_nvml else {}
     touched: dict[int, None] = {}
     for new in incoming:
-        for index in (newest.get(fault_key(new)), newest_by_part.get(part_key(new))):
+        by_code = newest_by_code.get(code_key(new)) if has_nvml else None
+        for index in (newest.get(fault_key(new)), newest_by_part.get(part_key(new)), by_code):
             if index is not None and (grown := coalesce(events[index], new)) is not None:
                 events[index] = grown
                 break
@@ -118,6 +153,8 @@ def coalesce_events(
             events.append(replace(new, sequence=next_sequence))
             next_sequence += 1
         newest[fault_key(events[index])] = newest_by_part[part_key(new)] = index
+        if has_nvml:
+            newest_by_code[code_key(new)] = index
         touched[events[index].sequence] = None
     oldest = max((event.last_time for event in events), default=0.0) - keep_seconds
     remaining = tuple(event for event in events if event.last_time >= oldest or event.sequence in touched)

@@ -93,11 +93,12 @@ class NvmlConfig(Value, frozen=True):
 
     `fake` is a profile or scenario file to use instead of the driver. `idle_interval_seconds` is the time between
     rounds of GPU checks while no other process has the driver open. Opening the driver takes seconds per GPU, and
-    closing it resets volatile ECC counts.
+    closing it resets volatile ECC counts. `events` also receives GPU events from NVML while a job uses a GPU.
     """
 
     fake: FileOrName = ""
     idle_interval_seconds: Seconds = 3600.0
+    events: bool = False
 
 
 class KernelPattern(Value, frozen=True):

@@ -48,7 +48,7 @@ class Contract(Value, Generic[C], frozen=True):
                    `healthd check` runs such a check only if it is named; "" = always
     AFTER_EVENTS   kinds of kernel events after which it runs at once; also "pci_remove" (a device was removed),
                    "job_end" (an epilog reported it), "nvml_trouble" (a GPU check found a lost GPU, or NVML did not
-                   answer)
+                   answer), "gpu_unavailable" and "gpu_recovery_action" (NVML's events)
     HOLDS_RESUME   False: a drained node is resumed even if the check fails to run. A check that can only warn, because
                    of its codes or the site's settings, never delays a resume
     run            yields findings, observations and repairs, or NothingToCheck with the reason. An exception means

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from healthd.common.text import regex
 from healthd.host.host import Host
 from healthd.host.job_processes import gpus_open_by_job, job_processes, local_jobs
-
-DRIVER = "/proc/driver/nvidia/gpus"
-_MINOR = regex(r"(?m)^Device Minor:\s*([0-9]{1,4})\s*$")
+from healthd.host.open_gpus import gpus_by_minor
 
 
 class RunningJobs(NamedTuple):
@@ -47,20 +44,6 @@ def find_jobs(root: str, needs_gpu: bool, last: RunningJobs) -> RunningJobs:
 
 def _has_open_gpu(processes: Mapping[int, str], root: str) -> bool:
     return any(gpus_open_by_job(processes, root)[0].values())
-
-
-def gpus_by_minor(host: Host) -> dict[int, str]:
-    """Return a map from N in /dev/nvidiaN to the GPU's PCI address. Without the driver, it is empty."""
-    found = {}
-    try:
-        names = host.list(DRIVER)
-    except OSError:
-        return {}
-    for pci in names:
-        minor = _MINOR.search(host.read_or_empty(f"{DRIVER}/{pci}/information"))
-        if minor:
-            found[int(minor[1])] = pci.lower()
-    return found
 
 
 def find_gpu(host: Host, pid: int, job: str, local_rank: int) -> str:

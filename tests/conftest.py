@@ -46,6 +46,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 WIDE = {
     "e2e/test_alerts_prometheus.py": "a real Prometheus that scrapes for a minute",
     "e2e/test_bad_days.py": "minutes of reboots, clock jumps and full disks",
+    "e2e/test_block_topology_slurm.py": "Slurm 24.11, 70 s",
     "e2e/test_board.py": "a real Grafana or its queries, and a browser",
     "e2e/test_boot.py": "minutes of boots",
     "e2e/test_daemon.py": "the machine's only kernel log, events of real devices, every profile",
@@ -81,6 +82,7 @@ WIDE = {
     "e2e/test_package.py": "packages in fresh Debian systems, from the network",
     "e2e/test_package_kernel_log.py": "a fresh Debian system, and the machine's only kernel log",
     "e2e/test_prolog_epilog.py": "one cluster for each test, some with hanging programs",
+    "e2e/test_rack.py": "21 daemons with Slurm 24.11 and a real Prometheus, minutes",
     "e2e/test_readme_on_a_node.py": "fresh Debian systems, from the network",
     "e2e/test_real_file_system.py": "real errors of a file system, in the machine's only kernel log",
     "e2e/test_real_kernel_log.py": "the machine's only kernel log, filled to its capacity",

@@ -15,11 +15,11 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from healthd.common.values import Value
 from healthd.nvidia import fake_scenario, nvml_binding
-from healthd.nvidia.fake_scenario import Gpu, Library, LinkCounters, Machine
+from healthd.nvidia.fake_scenario import EventKind, FakeEvent, Gpu, Library, LinkCounters, Machine
 from healthd.nvidia.nvml import (
     FIELD_C2C_COUNT,
     FIELD_C2C_STATUS,
@@ -38,10 +38,22 @@ from healthd.nvidia.nvml import (
     FIELDS_LINK_PACKET_ERRORS,
     FIELDS_LINK_RECOVERY_KINDS,
     FIELDS_SLOWDOWN,
+    LINK_TRAFFIC_DISABLED,
     LOCATIONS,
     VOLATILE,
     Nvml,
     raw,
+)
+from healthd.nvidia.nvml_events import (
+    EVENT_KINDS,
+    LEGACY_XID,
+    OPERATIONAL_DATA,
+    OVERFLOW,
+    PRIMARY,
+    SEVERITIES,
+    SIMULATED,
+    UNCONTAINED,
+    WANTED,
 )
 
 T = TypeVar("T")
@@ -53,6 +65,7 @@ put = object.__setattr__  # see nvml.raw
 CACHED_CALLS = frozenset(
     {
         "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetHandleByPciBusId",
         "nvmlDeviceGetPciInfo",
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetMinorNumber",
@@ -97,6 +110,14 @@ class Handle(Value, frozen=True):
     mig: int | None = None
 
 
+class FakeEventData(NamedTuple):
+    """Members of nvmlEventData_t that healthd reads."""
+
+    device: Handle
+    eventType: int
+    eventData: int
+
+
 class FakeLibrary:
     """The pynvml functions that healthd calls, for one machine. The machine's state does not change while NVML is
     open.
@@ -108,7 +129,15 @@ class FakeLibrary:
     c_nvmlGpuFabricInfo_t: Any = pynvml.c_nvmlGpuFabricInfo_t
     c_nvmlGpuFabricInfo_v2_t: Any = pynvml.c_nvmlGpuFabricInfo_v2_t
     c_nvmlGpuFabricInfo_v3_t: Any = pynvml.c_nvmlGpuFabricInfo_v3_t
+    c_nvmlGpuFabricInfo_v4_t: Any = getattr(pynvml, "c_nvmlGpuFabricInfo_v4_t", None)  # nvidia-ml-py 13.615
     c_nvmlPlatformInfo_v2_t: Any = pynvml.c_nvmlPlatformInfo_v2_t
+    c_nvmlGpuOperationalEventConfig_v1_t: Any = pynvml.c_nvmlGpuOperationalEventConfig_v1_t
+    c_nvmlEventSetWait_v3_t: Any = pynvml.c_nvmlEventSetWait_v3_t
+    c_nvmlEventSetGetContextCount_v1_t: Any = pynvml.c_nvmlEventSetGetContextCount_v1_t
+    c_nvmlEventSetGetContextInfo_v1_t: Any = pynvml.c_nvmlEventSetGetContextInfo_v1_t
+    c_nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1_t: Any = (
+        pynvml.c_nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1_t
+    )
 
     def __init__(self, machine: Machine, pci: Sequence[str], gpus: Sequence[Gpu]) -> None:
         self._machine = machine
@@ -140,7 +169,7 @@ class FakeLibrary:
         _apply_fault(gpu, call)
         if call in gpu.errors:
             _fail(gpu.errors[call])
-        if gpu.unreachable and call == "nvmlDeviceGetHandleByIndex":
+        if gpu.unreachable and call in ("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByPciBusId"):
             _fail("Unknown")
         if call not in CACHED_CALLS:
             self._queries[handle.index] += 1
@@ -180,6 +209,13 @@ class FakeLibrary:
         handle = Handle(self._counted_gpus[index])
         self._gpu_for_call("nvmlDeviceGetHandleByIndex", handle)
         return handle
+
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle:
+        handles = [Handle(index) for index in self._counted_gpus if _address(self._pci[index]) == _address(pciBusId)]
+        if not handles:
+            _fail("NotFound")
+        self._gpu_for_call("nvmlDeviceGetHandleByPciBusId", handles[0])
+        return handles[0]
 
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
         self._gpu_for_call("nvmlDeviceGetPciInfo", handle)
@@ -362,6 +398,24 @@ class FakeLibrary:
             struct.healthSummary = gpu.fabric_summary
         return 0
 
+    def nvmlDeviceGetGpuFabricInfo_v4(self, device: Handle, gpuFabricInfo: Any) -> int:
+        gpu = self._gpu_for_call("nvmlDeviceGetGpuFabricInfo_v4", device)
+        cliques = gpu.fabric_cliques
+        if cliques is None:
+            raise pynvml.NVMLError_FunctionNotFound()
+        struct = gpuFabricInfo._obj  # the target of byref()
+        _fill_fabric(gpu, struct)
+        struct.healthMask, struct.healthSummary = gpu.fabric_health or 0, gpu.fabric_summary or 0
+        struct.numCliques = min(len(cliques), len(struct.cliques))
+        for clique, (kind, number) in zip(struct.cliques, cliques, strict=False):
+            clique.type, clique.id = kind, number
+        return 0
+
+    def nvmlDeviceGetC2cModeInfoV(self, handle: Handle) -> Any:
+        gpu = self._gpu_for_call("nvmlDeviceGetC2cModeInfoV", handle)
+        enabled = _supported((gpu.c2c_links > 0 or None) if gpu.c2c_enabled is None else gpu.c2c_enabled)
+        return pynvml.c_nvmlC2cModeInfo_v1_t(isC2cEnabled=int(enabled))
+
     def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int:
         _fill_fabric(self._gpu_for_call("nvmlDeviceGetGpuFabricInfo", device), gpuFabricInfo._obj)
         return 0
@@ -382,10 +436,91 @@ class FakeLibrary:
             _fail("NotSupported")
         return [int(gpu.repair_pending_channel or False), int(gpu.repair_pending_tpc or False)]
 
+    # events
+
+    def nvmlEventSetCreate(self) -> FakeEventSet:
+        self._enter("nvmlEventSetCreate")
+        return FakeEventSet()
+
+    def nvmlEventSetFree(self, eventSet: FakeEventSet) -> None:
+        self._enter("nvmlEventSetFree")
+
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
+        self._gpu_for_call("nvmlDeviceGetSupportedEventTypes", handle)
+        return WANTED
+
+    def nvmlDeviceRegisterEvents(self, handle: Handle, eventTypes: int, eventSet: FakeEventSet) -> None:
+        self._gpu_for_call("nvmlDeviceRegisterEvents", handle)
+        eventSet.masks[handle.index] = eventTypes
+
+    def nvmlEventSetRegisterGpuOperationalEvents_v1(self, eventSet: FakeEventSet, config: Any) -> None:
+        call = "nvmlEventSetRegisterGpuOperationalEvents_v1"
+        self._enter(call)
+        uuid = raw(config, "uuid").decode()
+        for index in self._counted_gpus:
+            if self.nvmlDeviceGetUUID(Handle(index)) == uuid:
+                self._gpu_for_call(call, Handle(index))
+                eventSet.operational[uuid] = index
+                return
+        _fail("NotFound")
+
+    def nvmlEventSetWait_v2(self, eventSet: FakeEventSet, timeoutms: int) -> FakeEventData:
+        self._enter("nvmlEventSetWait_v2")
+        index, event = self._next_event(eventSet, timeoutms, operational=False)
+        return FakeEventData(Handle(index), EVENT_BITS[event.kind], event.xid)
+
+    def nvmlEventSetWait_v3(self, eventSet: FakeEventSet, params: Any) -> None:
+        self._enter("nvmlEventSetWait_v3")
+        data = params
+        index, event = self._next_event(eventSet, data.timeoutMs, operational=True)
+        put(data, "uuid", self.nvmlDeviceGetUUID(Handle(index)).encode())
+        is_operational = event.kind is EventKind.OPERATIONAL
+        data.dataType = OPERATIONAL_DATA if is_operational else 0
+        if not is_operational:
+            data.eventType, data.eventData = EVENT_BITS[event.kind], event.xid
+            return
+        put(data, "sourceModule", event.module.encode()[:16])
+        data.severity = next(number for number, name in SEVERITIES.items() if name == event.severity.value)
+        data.moduleEventCode = event.code
+        flags = ((event.primary, PRIMARY), (event.uncontained, UNCONTAINED), (event.overflow, OVERFLOW))
+        data.attributes = sum(bit for is_set, bit in flags if is_set)
+        data.groupAttributes = SIMULATED if event.simulated else 0
+
+    def nvmlEventSetGetContextCount_v1(self, eventSet: FakeEventSet, params: Any) -> None:
+        self._enter("nvmlEventSetGetContextCount_v1")
+        has_xid = eventSet.last is not None and eventSet.last.kind is EventKind.OPERATIONAL and eventSet.last.xid
+        params.count = 2 if has_xid else 1  # the first context has the module's own format
+
+    def nvmlEventSetGetContextInfo_v1(self, eventSet: FakeEventSet, params: Any) -> None:
+        self._enter("nvmlEventSetGetContextInfo_v1")
+        params.nvmlGpuOperationalEventContextType = LEGACY_XID if params.index == 1 else 0
+
+    def nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(self, eventSet: FakeEventSet, params: Any) -> None:
+        self._enter("nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1")
+        if params.index != 1 or eventSet.last is None:
+            _fail("InvalidArgument")
+        else:
+            params.xidCode = eventSet.last.xid
+
+    def _next_event(self, event_set: FakeEventSet, milliseconds: int, operational: bool) -> tuple[int, FakeEvent]:
+        """Return the next registered event that was not yet reported. Without one, raise Timeout after the time."""
+        for index in self._counted_gpus:
+            for number, event in enumerate(self._gpus[index].events):
+                if event.kind is EventKind.OPERATIONAL:
+                    is_registered = operational and index in event_set.operational.values()
+                else:
+                    is_registered = bool(event_set.masks.get(index, 0) & EVENT_BITS[event.kind])
+                if is_registered and (index, number) not in event_set.delivered:
+                    event_set.delivered.add((index, number))
+                    event_set.last = event
+                    return index, event
+        time.sleep(milliseconds / 1000)
+        raise pynvml.NVMLError_Timeout()
+
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int:
         gpu = self._gpu_for_call("nvmlDeviceGetNvLinkState", device)
         _require_link(gpu, link)
-        return int(link not in gpu.nvlink_inactive)
+        return _link_state(gpu, link)
 
     def nvmlDeviceGetNvLinkErrorCounter(self, device: Handle, link: int, counter: int) -> int:
         gpu = self._gpu_for_call("nvmlDeviceGetNvLinkErrorCounter", device)
@@ -478,7 +613,8 @@ def _processes(gpu: Gpu) -> list[Any]:
 
 def _fill_fabric(gpu: Gpu, struct: Any) -> None:
     struct.state, struct.status = _supported(gpu.fabric_state), gpu.fabric_status
-    struct.cliqueId = gpu.fabric_clique
+    if hasattr(struct, "cliqueId"):
+        struct.cliqueId = gpu.fabric_clique
     if gpu.fabric_cluster:
         struct.clusterUuid[:] = bytes.fromhex(gpu.fabric_cluster.replace("-", ""))
 
@@ -542,12 +678,30 @@ def _activity_count(iteration_seconds: float, now: float) -> int:
     return int(COUNT_PER_ITERATION * (done + max(0.0, 3 * part / iteration_seconds - 2)))
 
 
+class FakeEventSet:
+    """A fake of NVML's event set. `masks` has the registered bits by GPU, `operational` the UUIDs of GPUs with
+    operational events, and `last` the last event."""
+
+    def __init__(self) -> None:
+        self.masks: dict[int, int] = {}
+        self.operational: dict[str, int] = {}
+        self.delivered: set[tuple[int, int]] = set()
+        self.last: FakeEvent | None = None
+
+
+EVENT_BITS = {EventKind(kind): bit for bit, kind in EVENT_KINDS.items()}
+
+
+def _link_state(gpu: Gpu, link: int) -> int:
+    return LINK_TRAFFIC_DISABLED if link in gpu.nvlink_traffic_disabled else int(link not in gpu.nvlink_inactive)
+
+
 def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
     counters = LINK_FIELDS.get(gpu.nvlink_counters)
     if counters is None or link in gpu.nvlink_unreported:
         return None
     if field == FIELD_LINK_STATE:
-        return int(link not in gpu.nvlink_inactive)
+        return _link_state(gpu, link)
     if field == FIELD_LINK_SPEED:
         return gpu.nvlink_speeds.get(str(link), gpu.nvlink_speed)
     if gpu.nvlink_counters is LinkCounters.NVLINK5:
@@ -561,7 +715,7 @@ def _link_field(gpu: Gpu, field: int, link: int) -> int | None:
 
 
 def _c2c_field(gpu: Gpu, field: int, link: int) -> int | None:
-    if link >= gpu.c2c_links:
+    if link >= gpu.c2c_links or link in gpu.c2c_unreported:
         return None
     errors, replays, repeated, power = FIELDS_C2C_COUNTERS
     counts = {errors: gpu.c2c_errors, replays: gpu.c2c_replays}

@@ -52,7 +52,8 @@ CALLS = frozenset(  # the functions of FakeLibrary
         *("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrentClocksEventReasons"),
         *("nvmlDeviceGetCurrentClocksThrottleReasons", "nvmlDeviceGetDefaultEccMode", "nvmlDeviceGetEccMode"),
         *("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetFieldValues", "nvmlDeviceGetGpuFabricInfo"),
-        *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetMarginTemperature"),
+        *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo_v4", "nvmlDeviceGetC2cModeInfoV"),
+        *("nvmlDeviceGetHandleByIndex", "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetMarginTemperature"),
         *("nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth"),
         *("nvmlDeviceGetMemoryErrorCounter", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetMigMode"),
         *("nvmlDeviceGetMinorNumber", "nvmlDeviceGetName", "nvmlDeviceGetNvLinkErrorCounter"),
@@ -65,6 +66,10 @@ CALLS = frozenset(  # the functions of FakeLibrary
         *("nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetUUID", "nvmlDeviceGetUnrepairableMemoryFlag_v1"),
         *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetVirtualizationMode"),
         "nvmlDeviceValidateInforom",
+        *("nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents", "nvmlEventSetCreate", "nvmlEventSetFree"),
+        *("nvmlEventSetWait_v2", "nvmlEventSetWait_v3", "nvmlEventSetRegisterGpuOperationalEvents_v1"),
+        *("nvmlEventSetGetContextCount_v1", "nvmlEventSetGetContextInfo_v1"),
+        "nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1",
     ]
 )
 ERRORS = frozenset(name.removeprefix("NVMLError_") for name in vars(pynvml()) if name.startswith("NVMLError_"))
@@ -84,6 +89,7 @@ LIMITS = {
 SIGNED = ("temperature_margin", "temperature_slowdown_margin")
 LINK_SETTINGS = (
     "nvlink_inactive",
+    "nvlink_traffic_disabled",
     "nvlink_unreported",
     "nvlink_replay",
     "nvlink_recovery",
@@ -125,6 +131,37 @@ class FakePlatform(Value, frozen=True):
     module: int = 0
 
 
+class EventKind(enum.Enum):
+    """Kind of an event: a bit of nvmlEventType*, or a GPU Operational Event."""
+
+    XID = "xid"
+    UNAVAILABLE = "unavailable"
+    RECOVERY_ACTION = "recovery_action"
+    OPERATIONAL = "operational"
+
+
+class OperationalSeverity(enum.Enum):
+    INFORMATIONAL = "informational"
+    CORRECTED = "corrected"
+    RECOVERABLE = "recoverable"
+    FATAL = "fatal"
+
+
+class FakeEvent(Value, frozen=True):
+    """An event that NVML reports once after its registration (nvml_events.GpuEvent). An operational event of xid 0 has
+    no Xid."""
+
+    kind: EventKind = EventKind.OPERATIONAL
+    xid: int = 0
+    severity: OperationalSeverity = OperationalSeverity.FATAL
+    module: str = "GPU"
+    code: int = 0
+    primary: bool = True
+    uncontained: bool = False
+    overflow: bool = False
+    simulated: bool = False
+
+
 class Gpu(Value, frozen=True):
     """One GPU's answers. None means that this model does not support the query.
 
@@ -144,8 +181,10 @@ class Gpu(Value, frozen=True):
     retired_single_bit, retired_double_bit   number of retired pages, before Ampere
     fabric_health, fabric_summary   if not set, the driver rejects the newer versions of the structure
     fabric_cluster, fabric_clique   UUID of the NVLink domain ("" = zeros), and number of the partition
+    fabric_cliques   type and number of each clique: [[0, 2], [1, 2]] (drivers 615 and later; not set: an older driver)
     platform    position in the chassis: serial, peer_type (SWITCH_CONNECTED in nvml.py), slot, tray, host and module
-    c2c_links   number of chip-to-chip links; c2c_inactive, c2c_errors, c2c_replays as for NVLinks
+    c2c_links   number of chip-to-chip links; c2c_inactive, c2c_unreported, c2c_errors, c2c_replays as for NVLinks
+    c2c_enabled   whether C2C is on (not set: on if there are links)
     repair_pending_channel, repair_pending_tpc   repairs that wait for a reset (both not set: not supported)
     temperature_margin   degrees left until the driver begins to slow down the GPU
     temperature_slowdown_margin   value of temperature_margin at which the hardware slows down
@@ -160,6 +199,7 @@ class Gpu(Value, frozen=True):
     nvlink_recovery_failed   count by link; on Blackwell nvlink_recovery counts successful recoveries
     nvlink_ber, nvlink_symbol_ber   effective and symbol bit error rates by link: {4 = 1e-5}
     nvlink_speed   speed of each link in MB/s; nvlink_speeds   of single links: {4 = 26562}
+    events      events after the registration: [{kind = "xid", xid = 79}, {severity = "fatal", xid = 63}]
     unsupported, unsupported_fields   calls and field ids that fail with NotSupported
     errors      calls that fail with other errors
     """
@@ -228,15 +268,19 @@ class Gpu(Value, frozen=True):
     fabric_summary: int | None = None
     fabric_cluster: str = ""
     fabric_clique: int = 0
+    fabric_cliques: tuple[tuple[int, int], ...] | None = None
     platform: FakePlatform | None = None
     c2c_links: int = 0
+    c2c_enabled: bool | None = None
     c2c_inactive: tuple[int, ...] = ()
+    c2c_unreported: tuple[int, ...] = ()
     c2c_errors: dict[str, int] = field(default_factory=dict)
     c2c_replays: dict[str, int] = field(default_factory=dict)
     repair_pending_channel: bool | None = None
     repair_pending_tpc: bool | None = None
     nvlinks: int = 0
     nvlink_inactive: tuple[int, ...] = ()
+    nvlink_traffic_disabled: tuple[int, ...] = ()
     nvlink_unreported: tuple[int, ...] = ()
     nvlink_counters: LinkCounters = LinkCounters.NONE
     nvlink_replay: dict[str, int] = field(default_factory=dict)
@@ -248,6 +292,7 @@ class Gpu(Value, frozen=True):
     nvlink_symbol_ber: dict[str, float] = field(default_factory=dict)
     nvlink_speed: int | None = None
     nvlink_speeds: dict[str, int] = field(default_factory=dict)
+    events: tuple[FakeEvent, ...] = ()
     unsupported: tuple[str, ...] = ()
     unsupported_fields: tuple[int, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
@@ -419,10 +464,14 @@ def _gpu_problems(table: Mapping[str, Any], where: str, links_before: int) -> It
     for call, error in gpu.errors.items():
         if error not in ERRORS:
             yield f"{where}.errors.{call}: pynvml has no NVMLError_{error}{spelling_hint(error, ERRORS)}"
-    for name, number in _numbers(gpu):
+    for name, setting in _numbers(gpu):
         minimum, maximum = (-1000, 1000) if name in SIGNED else (0, LIMITS.get(name, MAX_COUNT))
-        if not minimum <= number <= maximum:
-            yield f"{where}.{name}: must be between {minimum} and {maximum}, got {show_number(number)}"
+        if not minimum <= setting <= maximum:
+            yield f"{where}.{name}: must be between {minimum} and {maximum}, got {show_number(setting)}"
+    for number, event in enumerate(gpu.events):
+        for name, value in (("xid", event.xid), ("code", event.code)):
+            if not 0 <= value <= MAX_COUNT:
+                yield f"{where}.events[{number}].{name}: must be between 0 and {MAX_COUNT}, got {value}"
     for link, rate in gpu.nvlink_ber.items():
         if not 0 <= rate <= 1:
             yield f"{where}.nvlink_ber: the rate of link {link} must be between 0 and 1, got {rate:g}"

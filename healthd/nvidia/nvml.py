@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import CDLL, Array, byref, c_uint
 from itertools import islice
 from typing import Any, Protocol, TypeAlias, cast
@@ -64,6 +64,8 @@ FIELDS_SLOWDOWN = {"hw_thermal": 270, "hw_power_brake": 271}
 
 # For one link (scopeId = link). Hopper, driver >= 525:
 FIELD_LINK_STATE = 165
+# 0 inactive, 1 active, 2 sleep, and since 615 also 3 (NVML_NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED in NVML's change log)
+LINK_TRAFFIC_DISABLED = 3
 FIELDS_LINK_ERRORS = (161, 162, 163)  # replay, recovery, CRC
 # Blackwell, driver >= 560:
 FIELDS_LINK_PACKET_ERRORS = {
@@ -106,12 +108,17 @@ FIELDS_LINK = (
 LINK_COUNTERS = (0, 1, 2, 3)  # nvmlNvLinkErrorCounter_t: replay, recovery, CRC of flits, CRC of data
 
 # Versions of the fabric structure, newest first, with the call that takes it. A driver rejects versions that it does
-# not know (ArgumentVersionMismatch). Driver >= 580, 550, 525.
+# not know (ArgumentVersionMismatch). Driver >= 615, 580, 550, 525.
 FABRIC_VERSIONS = (
+    ("nvmlDeviceGetGpuFabricInfo_v4", "c_nvmlGpuFabricInfo_v4_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
     ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
     ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
 )
+
+# Version 4 lists a GPU's cliques by type. This type replaces the clique of the older versions: GPUs in it reach each
+# other's memory over NVLink (NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER).
+UNICAST_POINTER = 0
 
 # nvmlFieldValue_t: the field, its value's type, its own return code and the value's bytes (scope, timestamp and latency
 # are skipped). All members are unpacked at once, because reading a single member through ctypes costs as much.
@@ -233,9 +240,9 @@ class Platform(Value, frozen=True):
 
 class C2cLink(Value, frozen=True):
     """A chip-to-chip link between a GPU and its Grace CPU, with its counters since the driver was loaded (None if the
-    driver does not report them; driver >= 570)."""
+    driver does not report them; driver >= 570). `active` is None if the driver does not report the link's state."""
 
-    active: bool
+    active: bool | None
     error_interrupts: int | None
     replays: int | None
     back_to_back_replays: int | None
@@ -265,15 +272,17 @@ class TemperatureLimits(Value, frozen=True):
 class Nvlink(Value, frozen=True):
     """A link with its counters since the driver was loaded. A counter is None if the GPU lacks it or the link is down.
 
+    active                        None if no call reports the link's state, which does not mean that it is down
     replay, recovery, crc         before Blackwell
     recovered, recovery_failed    Blackwell: successful and failed recoveries
     effective_ber, symbol_ber     Blackwell: share of the bits that are wrong after forward error correction, and of the
                                   bits that are still wrong after retransmission
     packet_errors                 Blackwell: counts by name (see FIELDS_LINK_PACKET_ERRORS)
     speed                         speed of an active link in MB/s (53125 for NVLink 5, 26562 for NVLink 4), or None
+    is_traffic_disabled           the link is active, but carries no traffic (driver 615)
     """
 
-    active: bool
+    active: bool | None
     replay: int | None = None
     recovery: int | None = None
     crc: int | None = None
@@ -283,6 +292,7 @@ class Nvlink(Value, frozen=True):
     symbol_ber: float | None = None
     packet_errors: Mapping[str, int] = field(default_factory=dict)
     speed: int | None = None
+    is_traffic_disabled: bool = False
 
 
 class PcieLink(Value, frozen=True):
@@ -614,7 +624,7 @@ class NvmlGpu:
             if self._call(call, byref(info), absent=ABSENT | {ARGUMENT_VERSION_MISMATCH}) is not None:
                 mask, summary = getattr(info, "healthMask", None), getattr(info, "healthSummary", None)
                 cluster = _uuid_text(bytes(raw(info, "clusterUuid")))
-                return Fabric(info.state, info.status, mask, summary, cluster, info.cliqueId)
+                return Fabric(info.state, info.status, mask, summary, cluster, _clique(info))
         return None
 
     def platform(self) -> Platform | None:
@@ -642,8 +652,14 @@ class NvmlGpu:
         for link in range(count):
             status, *counts = values[link * len(fields) : (link + 1) * len(fields)]
             interrupts, replays, repeated, power = (None if value is None else int(value) for value in counts)
-            links.append(C2cLink(bool(status), interrupts, replays, repeated, None if power is None else power == 0))
+            is_active = None if status is None else bool(status)
+            links.append(C2cLink(is_active, interrupts, replays, repeated, None if power is None else power == 0))
         return tuple(links)
+
+    def c2c_enabled(self) -> bool | None:
+        """Return True if C2C is on (C2C Mode in nvidia-smi -q), or None if the GPU has no such mode."""
+        mode = self._call("nvmlDeviceGetC2cModeInfoV", absent=ABSENT | {ARGUMENT_VERSION_MISMATCH})
+        return None if mode is None else bool(mode.isC2cEnabled)
 
     def pending_repair(self) -> PendingRepair | None:
         """Return the repairs that wait for a GPU reset, or None if the driver (before 580) does not report them."""
@@ -657,26 +673,20 @@ class NvmlGpu:
         the fields that the first link supports. Everything else, and before Hopper all data, is queried link by link.
         Before Hopper, or if the driver does not report the number of links, links are queried until one is missing. The
         binding's NVML_NVLINK_MAX_LINKS does not help, because it is not the number of any GPU's links. If the driver
-        reports the number of links, a link without an answer that comes before a link with answers is treated as
-        inactive.
+        reports the number of links, all of them are returned, also those whose state it does not report.
         """
         count = self._field(FIELD_NVLINK_LINK_COUNT)
         maximum = self._library.NVML_NVLINK_MAX_LINKS if count is None else int(count)
         links: list[Nvlink] = []
-        unanswered = 0
         previous: dict[int, float | NvmlError | None] | None = None
         answer: Nvlink | None = None
         for link, values in enumerate(self._link_fields(maximum)):
             if values is not previous:
                 answer = self._nvlink(link, values)
                 previous = values if _needs_no_calls(values) else None
-            if answer is not None:
-                links += [*[Nvlink(active=False)] * unanswered, answer]
-                unanswered = 0
-            elif count is None:
+            if answer is None and count is None:
                 break
-            else:
-                unanswered += 1
+            links.append(answer or Nvlink(active=None))
         return tuple(links) or None
 
     def _link_fields(self, maximum: int) -> Iterator[dict[int, float | NvmlError | None]]:
@@ -720,7 +730,10 @@ class NvmlGpu:
         effective, symbol = (_unpacked_ber(counts.get(field)) for field in FIELDS_LINK_BER)
         packets = {name: counts[field] for name, field in FIELDS_LINK_PACKET_ERRORS.items() if field in counts}
         speed = counts.get(FIELD_LINK_SPEED)
-        return Nvlink(True, replay, recovery, crc, recovered, failed, effective, symbol, packets, speed)
+        is_traffic_disabled = state == LINK_TRAFFIC_DISABLED
+        return Nvlink(
+            True, replay, recovery, crc, recovered, failed, effective, symbol, packets, speed, is_traffic_disabled
+        )
 
     def _recoveries(self, link: int, total: int | None) -> tuple[int | None, int | None]:
         """Return the numbers of a link's successful and failed recoveries."""
@@ -839,6 +852,14 @@ def _uuid_text(uuid: bytes) -> str:
     return "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))) if any(uuid) else ""
 
 
+def _clique(info: Any) -> int:
+    """Return the number of the GPU's clique, or 0 if it is in none."""
+    if not hasattr(info, "numCliques"):
+        return int(info.cliqueId)
+    cliques = islice(info.cliques, info.numCliques)
+    return next((int(clique.id) for clique in cliques if clique.type == UNICAST_POINTER), 0)
+
+
 def _ecc_arguments(uncorrected: bool, volatile: bool) -> tuple[int, int]:
     return UNCORRECTED if uncorrected else CORRECTED, VOLATILE if volatile else AGGREGATE
 
@@ -874,6 +895,25 @@ class Nvml:
     def unreachable(self) -> tuple[NvmlError, ...]:
         """Return the errors of the GPUs that do not respond."""
         return self._enumerated()[1]
+
+    def handles(self, pcis: Iterable[str]) -> tuple[NvmlLibrary, list[tuple[Any, str, str]]]:
+        """Return the library, and the handle, address and UUID of each of these GPUs that responds (for
+        nvml_events.py). Raises NvmlError if none responds.
+
+        The other GPUs stay closed: nvmlDeviceGetHandleByPciBusId_v2 "causes NVML to initialize the target GPU", and
+        others only with SLI (nvml.h).
+        """
+        found, error = [], None
+        for pci in sorted(pcis):
+            try:
+                handle = call_nvml(self._library, "nvmlDeviceGetHandleByPciBusId", pci, pci=pci, absent=frozenset())
+                uuid = call_nvml(self._library, "nvmlDeviceGetUUID", handle, pci=pci) or ""
+                found.append((handle, pci, uuid))
+            except NvmlError as raised:
+                error = raised
+        if not found and error is not None:
+            raise error
+        return self._library, found
 
     def _enumerated(self) -> tuple[tuple[NvmlGpu, ...], tuple[NvmlError, ...]]:
         if self._found is None:

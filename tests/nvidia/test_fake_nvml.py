@@ -15,9 +15,10 @@ from pathlib import Path
 import pynvml
 import pytest
 import smi_capture
-from contract_nvml import assert_contract, assert_gpu
+from contract_nvml import assert_contract, assert_events, assert_gpu
 from fake_gpus import fake_pci_gpus
-from hypothesis import given
+from health_checks import also
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from healthd.common.codec import ConvertError, fields_of
@@ -40,7 +41,18 @@ from healthd.nvidia.nvml import (
 )
 
 LINK_CALLS = '["nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkErrorCounter"]'
-GPUS = {"dgx-a100": 8, "dgx-b200": 8, "dgx-h100": 8, "dgx-h200": 8, "gb200-nvl72": 4, "gb300-nvl72": 4, "gh200": 1}
+GPUS = {
+    "dgx-a100": 8,
+    "dgx-b200": 8,
+    "dgx-h100": 8,
+    "dgx-h200": 8,
+    "gb200-nvl72": 4,
+    "gb300-nvl72": 4,
+    "gh200": 1,
+    "hgx-b300": 8,
+    "rtx-pro-6000": 4,
+}
+WITHOUT_NVLINK = ("gh200", "rtx-pro-6000")
 PROFILES = tuple(GPUS)
 
 
@@ -92,6 +104,7 @@ def test_profiles_lists_all_profiles():
 def test_profile_fulfils_the_contract(name):
     nvml = open_fake(name)
     assert_contract(nvml)
+    assert_events(nvml)
     nvml.close()
 
 
@@ -118,14 +131,14 @@ def test_profile_is_a_healthy_machine(name):
         rows = each.remapped_rows()
         assert rows is not None
         assert (rows.pending, rows.failure) == (False, False)
-        assert {link.active for link in each.nvlinks() or ()} == (set() if name == "gh200" else {True})
+        assert {link.active for link in each.nvlinks() or ()} == (set() if name in WITHOUT_NVLINK else {True})
         link = each.pcie_link()
         assert (link.width, link.generation) == (link.max_width, link.max_generation)
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_profile_has_nvlinks_of_its_model(name):
-    links = {"dgx-a100": 12, "gh200": 0}.get(name, 18)
+    links = {"dgx-a100": 12, **dict.fromkeys(WITHOUT_NVLINK, 0)}.get(name, 18)
     assert all(len(each.nvlinks() or ()) == links for each in open_fake(name).gpus())
 
 
@@ -147,6 +160,32 @@ def test_profile_equals_capture_of_real_machine(name):
     if name not in ("dgx-b200", "dgx-h100"):  # their addresses come from other sources
         assert [smi_capture.address_of(card) for card in cards] == fake_pci_gpus(name)
         assert tree.findtext("driver_version") == open_fake(name).driver_version()
+
+
+def test_rtx_pro_6000_equals_partial_capture_of_real_card():
+    (capture,) = [path for path in smi_capture.CAPTURES if path.stem == "rtxpro6000"]
+    captured = smi_capture.fake_gpu(ElementTree.parse(capture).getroot().findall("gpu")[0])
+    _, (made, *_) = fake_scenario.state(fake_scenario.Scenario(profile="rtx-pro-6000"), 0.0)
+    empty = fake_scenario.Gpu()
+    shown = {f.name for f in fields_of(type(made)) if getattr(captured, f.name) != getattr(empty, f.name)}
+    assert {name for name in shown if getattr(made, name) != getattr(captured, name)} == {"name"}
+    assert shown == {"name", "inforom", "temperature", "temperature_margin", "temperature_slowdown_margin"}
+    assert made.name == f"{captured.name} Server Edition"
+    assert made.temperature_memory is None
+
+
+def test_hgx_b300_differs_from_dgx_b200_as_its_sources_show():
+    (b300, *_), (b200, *_) = (open_fake(name).gpus() for name in ("hgx-b300", "dgx-b200"))
+    assert (b300.name, b300.compute_capability(), b200.compute_capability()) == (
+        "NVIDIA B300 SXM6 AC",
+        (10, 3),
+        (10, 0),
+    )
+    assert b300.enforced_power_limit_watts() == 1100
+    assert b300.fabric() == b200.fabric()
+    assert {link.speed for link in b300.nvlinks() or ()} == {53125}
+    assert b300.platform() == Platform(SWITCH_CONNECTED, "", 0, 0, 1, 5)
+    assert (b300.row_remap_histogram(), b300.pcie_link().max_width, b300.memory_temperature()) == (None, None, None)
 
 
 def test_rack_profile_has_domain_platform_and_c2c_links():
@@ -392,6 +431,43 @@ def test_older_fabric_versions_are_queried_as_fallback(scenario, health, summary
     lines = [f"fabric_health = {health}"] * bool(health) + [f"fabric_summary = {summary}"] * bool(summary)
     text = "\n".join(['profile = "dgx-a100"', "[gpu.0]", "fabric_state = 3", *lines])
     assert gpu(scenario(text), 0).fabric() == answer
+
+
+@pytest.mark.parametrize(
+    ("cliques", "clique"),  # of type 0: NVML_GPU_FABRIC_CLIQUE_TYPE_UNICAST_POINTER
+    [("[[0, 2], [1, 9], [2, 32766]]", 2), ("[[1, 9]]", 0), ("[]", 0)],
+)
+def test_newest_fabric_version_has_cliques_by_type(scenario, cliques, clique):
+    text = f'profile = "gb200-nvl72"\ngpu.0.fabric_cliques = {cliques}\ngpu.0.fabric_clique = 7'
+    first, second = open_fake(str(scenario(text))).gpus()[:2]
+    assert first.fabric() == Fabric(3, 0, 0xAA, 1, "00000001-0000-0000-0000-000000000001", clique)
+    assert second.fabric() == Fabric(3, 0, 0xAA, 1, "00000001-0000-0000-0000-000000000001", 2)
+
+
+@given(st.sets(st.integers(0, 17)), st.sets(st.integers(0, 17)))
+@settings(max_examples=40, suppress_health_check=also(HealthCheck.function_scoped_fixture))
+def test_every_link_is_active_down_or_without_answer(scenario, down, unreported):
+    for profile in ("dgx-h100", "dgx-b200"):
+        text = f"nvlink_inactive = {sorted(down)}\nnvlink_unreported = {sorted(unreported)}"
+        links = gpu(scenario(f'profile = "{profile}"\n[gpu.0]\n{text}'), 0).nvlinks() or ()
+        assert [link.active for link in links] == [
+            None if number in unreported else number not in down for number in range(18)
+        ]
+
+
+def test_gpu_without_link_count_has_no_links_if_none_answers(scenario):
+    text = "unsupported_fields = [91]\nnvlink_unreported = [0]"
+    assert gpu(scenario(f'profile = "dgx-h100"\n[gpu.0]\n{text}'), 0).nvlinks() is None
+
+
+@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+@settings(max_examples=40, suppress_health_check=also(HealthCheck.function_scoped_fixture))
+def test_every_c2c_link_is_active_down_or_without_answer(scenario, down, unreported):
+    text = f"c2c_links = 10\nc2c_inactive = {sorted(down)}\nc2c_unreported = {sorted(unreported)}"
+    links = gpu(scenario(f'profile = "gh200"\n[gpu.0]\n{text}'), 0).c2c_links()
+    assert [link.active for link in links] == [
+        None if number in unreported else number not in down for number in range(10)
+    ]
 
 
 def test_older_function_names_are_used_as_fallback(scenario):

@@ -66,7 +66,7 @@ def gpu(each):
         "watts": [each.enforced_power_limit_watts(), each.default_power_limit_watts()],
         "pcie": [link.generation, link.width, link.max_generation, link.max_width],
         "platform": plain(each.platform()), "c2c": [plain(link) for link in each.c2c_links()] or None,
-        "repair": plain(each.pending_repair()),
+        "repair": plain(each.pending_repair()), "c2c_enabled": each.c2c_enabled(),
     }
 
 try:
@@ -141,6 +141,7 @@ def test_every_value_is_read_through_ctypes(stub):
         "platform": None,
         "c2c": None,
         "repair": {"channel": False, "tpc": False},
+        "c2c_enabled": None,
     }
 
 
@@ -156,6 +157,7 @@ NO_LINK = {
     "symbol_ber": None,
     "packet_errors": {},
     "speed": None,
+    "is_traffic_disabled": False,
 }
 
 
@@ -198,6 +200,17 @@ def test_rack_values_are_read_through_ctypes(stub):
     assert first["c2c"][0] == link
     assert [other["replays"] for other in first["c2c"]] == [1, 11]
     assert (first["repair"], second["repair"]) == ({"channel": True, "tpc": False}, {"channel": True, "tpc": True})
+
+
+def test_newest_fabric_version_is_read_through_ctypes(stub):
+    device = json.loads(stub(STUB_FABRIC="4", STUB_VALUES="cluster=1,clique=2"))["gpus"][0]
+    domain = {"cluster": "01000000-0000-0000-0000-000000000000", "clique": 2}
+    assert device["fabric"] == {**domain, "state": 3, "status": 0, "health_mask": 0x155, "summary": 1}
+
+
+@pytest.mark.parametrize(("value", "is_enabled"), [("0", False), ("1", True)])
+def test_c2c_mode_is_read_through_ctypes(stub, value, is_enabled):
+    assert json.loads(stub(STUB_VALUES=f"c2c_enabled={value}"))["gpus"][0]["c2c_enabled"] is is_enabled
 
 
 @pytest.mark.parametrize("number", [3, 13, 25])

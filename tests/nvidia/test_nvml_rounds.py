@@ -90,7 +90,7 @@ def test_gpu_at_91_degrees_without_driver_limit_is_reported(run_checks: CheckRun
             "nvlink_inactive = [7, 17]",
             "2 NVLinks are down, active on other GPUs; down: 7, 17",
         ),
-        ("link7@1=-1", "nvlink_unreported = [7]", "1 NVLink is down, active on other GPUs; down: 7"),
+        ("link7@1=-1", "nvlink_unreported = [7]", "1 NVLink is not active, but active on other GPUs; not reported: 7"),
     ],
 )
 def test_links_that_are_down_are_reported_with_numbers(

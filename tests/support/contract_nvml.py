@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import sys
 
+from healthd.nvidia.gpu_event import GpuEvent
 from healthd.nvidia.nvml import (
+    ABSENT,
     Fabric,
     Histogram,
     Nvml,
+    NvmlError,
     NvmlErrorKind,
     NvmlGpu,
     PcieLink,
@@ -17,6 +20,7 @@ from healthd.nvidia.nvml import (
     RetiredPages,
     TemperatureLimits,
 )
+from healthd.nvidia.nvml_events import open_events
 
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.0")
 
@@ -82,9 +86,10 @@ def _assert_state(gpu: NvmlGpu) -> None:
     platform = gpu.platform()
     assert platform is None or (isinstance(platform, Platform) and "\0" not in platform.chassis_serial)
     for link in gpu.c2c_links():
-        assert type(link.active) is bool
+        assert type(link.active) in (bool, type(None))
         for count in (link.error_interrupts, link.replays, link.back_to_back_replays):
             _assert_count(count)
+    assert type(gpu.c2c_enabled()) in (bool, type(None))
     repair = gpu.pending_repair()
     assert repair is None or [type(repair.channel), type(repair.tpc)] == [bool, bool]
     for count in (gpu.clock_event_reasons(), gpu.memory_temperature(), gpu.pcie_replays(), gpu.mig_instances()):
@@ -108,11 +113,30 @@ def _assert_state(gpu: NvmlGpu) -> None:
     assert mode is None or [type(entry) for entry in mode] == [bool, bool]
 
 
+def assert_events(nvml: Nvml) -> None:
+    """Register events twice. A driver that just started has none."""
+    for _ in range(2):
+        try:
+            events = open_events(nvml, [gpu.pci for gpu in nvml.gpus()])
+        except NvmlError as error:
+            if error.number not in ABSENT:  # no GPU has events, as in a vGPU
+                raise
+            return
+        for _ in range(100):
+            event = events.wait(0)
+            if event is None:
+                break
+            assert isinstance(event, GpuEvent)
+            assert event.pci == "" or ADDRESS.fullmatch(event.pci)
+            assert all(type(xid) is int for xid in event.xids)
+        events.close()
+
+
 def _assert_links(gpu: NvmlGpu) -> None:
     links = gpu.nvlinks()
     assert links is None or 0 < len(links) <= 64
     for link in links or ():
-        assert type(link.active) is bool
+        assert type(link.active) in (bool, type(None))
         for count in (link.replay, link.recovery, link.crc, link.speed, *link.packet_errors.values()):
             _assert_count(count)
         for rate in (link.effective_ber, link.symbol_ber):
@@ -130,5 +154,6 @@ if __name__ == "__main__":
     for _ in range(2):  # a second round in the same process
         nvml = open_fake(sys.argv[1]) if sys.argv[1:] else open_real()
         assert_contract(nvml)
+        assert_events(nvml)
         print(f"{len(nvml.gpus())} GPUs answer, {len(nvml.unreachable)} do not")
         nvml.close()

@@ -135,6 +135,7 @@ def _stream_rows(cluster: str, node: str) -> list[dict[str, Any]]:
             ("ib_link/down", "level"),
             ("gpu_xid/79", "edge"),
             ("failslow/job", "level"),
+            ("gpu_nvlink/inactive", "level"),
         )
     ):
         first = BEGIN + 20 * HOUR + 600 * number
@@ -153,6 +154,8 @@ def _stream_rows(cluster: str, node: str) -> list[dict[str, Any]]:
         }
         if code == "failslow/job":
             condition |= {"severity": "warning", "slowdown": 0.25, "onset_time": first - 60, "jobs": "1001"}
+        if code == "gpu_nvlink/inactive":
+            condition |= {"nvlink_domain": "00000001-0000-0000-0000-000000000001"}
         times += [(first, {**condition, "event": "opened"})]
         times += [(first + HOUR, {**condition, "event": "cleared", "cleared_by": "pass", "last_time": first + HOUR})]
     times += [

@@ -77,6 +77,7 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
             f"clocks_throttle_reasons/clocks_throttle_reason_{name}",
         )
     ]
+    shows_reasons = any(card.find(f"clocks_{word}_reasons") is not None for word in ("event", "throttle"))
     mig = flag_at(card, "mig_mode/current_mig")
     histogram = tuple(
         number_at(card, f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}") for name in HISTOGRAM
@@ -105,7 +106,7 @@ def fake_gpu(card: ElementTree.Element) -> Gpu:
             card, *(f"{at}/{n}" for at in powers for n in ("current_power_limit", "power_limit"))
         ),
         power_default_watts=number_at(card, *(f"{at}/default_power_limit" for at in powers)),
-        clock_event_reasons=sum(reasons),
+        clock_event_reasons=sum(reasons) if shows_reasons else None,
         **slowdowns,
         pcie_replays=number_at(card, "pci/replay_counter"),
         pcie_generation=number_at(card, "pci/pci_gpu_link_info/pcie_gen/current_link_gen"),

@@ -52,7 +52,7 @@ class Story:
     drained    a drain ends the jobs by the next run, so there is no load
     requeued   the last drain also requeued the jobs
     held       the reason of an operator's drain, "" if there is none
-    inventory  the hardware of this node
+    inventory  the hardware of this node; with an NVLink domain, it is a rack's tray
     """
 
     def __init__(
@@ -159,6 +159,10 @@ class Story:
         )
         return self
 
+    def decide_after(self, minutes: float) -> Story:
+        """Advance time without a run, and decide again."""
+        return self.wait(minutes)._decide()
+
     def reboot(self) -> Story:
         self.now += 300.0
         self.ledger = replace(self.ledger, boot_id=self.boot_id + "'")
@@ -197,7 +201,9 @@ class Story:
         node_verdict = verdict.judge(self.conditions, results, names, self.trusted_since)
         reason = self.operator_reason or self.slurm.reason
         node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if reason else {"ALLOCATED"}), reason)
-        decision = decide(node_verdict, node, self.slurm, Policy(Mode.ACT, self.paused_until), self.now)
+        rack_gpus = frozenset(gpu.pci for gpu in self.inventory.gpus) if self.inventory.domain else frozenset()
+        policy = Policy(Mode.ACT, self.paused_until, rack_gpus=rack_gpus)
+        decision = decide(node_verdict, node, self.slurm, policy, self.now)
         if isinstance(decision, Drain) and not self.operator_reason:
             self.requeued = decision.requeue
             self.slurm = DrainRecord(reason=decision.reason)

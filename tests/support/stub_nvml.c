@@ -8,6 +8,8 @@
  *                        cluster (first byte of the UUID), clique, peer_type (default -1: no platform), c2c (number of
  *                        links), repair_channel, repair_tpc; answers: so many
  *                        questions since nvmlInit it answers, and then it is lost
+ * STUB_VALUES=event_xid[@INDEX]=XID, event_bit[@INDEX]=BIT, event_goe[@INDEX]=XID (0: none) once for each event set: an
+ *                        event bit, and a GPU Operational Event
  * STUB_HANG_CALL=CALL, STUB_HANG_PATH=FILE   this function appends to FILE before it answers: on a frozen file
  *                        system (fsfreeze) it waits in D state
  * STUB_HANG_CALL=CALL, STUB_HANG_SECONDS=N   it sleeps before it answers
@@ -21,7 +23,7 @@
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
-enum { GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25 };
+enum { FUNCTION_NOT_FOUND = 13, GPU_IS_LOST = 15, ARGUMENT_VERSION_MISMATCH = 25 };
 enum { LINKS = 18 };
 
 typedef struct {
@@ -131,6 +133,18 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
     if (index >= 8) return INVALID_ARGUMENT;
     *device = &devices[index];
     return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **device) {
+    unsigned int domain, bus;
+    if (sscanf(address, "%x:%x:", &domain, &bus) != 2) return INVALID_ARGUMENT;
+    for (int index = 0; index < 8; index++) {
+        if (BUSES[index] != bus) continue;
+        ENTER_KNOWN(index);
+        *device = &devices[index];
+        return SUCCESS;
+    }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetPciInfo_v3(void *device, PciInfo *info) {
@@ -381,6 +395,45 @@ int nvmlDeviceGetGpuFabricInfo(void *device, OldFabric *fabric) {
     return SUCCESS;
 }
 
+/* STUB_FABRIC=4: a driver with the newest call too. */
+typedef struct {
+    unsigned char uuid[16];
+    unsigned int status;
+    struct {
+        unsigned char type;
+        unsigned int id;
+    } cliques[64];
+    unsigned int count;
+    unsigned char state;
+    unsigned int health;
+    unsigned char summary;
+} NewFabric;
+
+int nvmlDeviceGetGpuFabricInfo_v4(void *device, NewFabric *fabric) {
+    ENTER_GPU(device);
+    if (newest_fabric() < 4) return FUNCTION_NOT_FOUND;
+    fabric->status = 0, fabric->state = (unsigned char)value_of("fabric", index_of(device), 3);
+    fabric->health = (unsigned int)value_of("fabric_health", index_of(device), 0x155);
+    fabric->uuid[0] = (unsigned char)value_of("cluster", index_of(device), 0);
+    fabric->cliques[0].type = 0, fabric->cliques[0].id = (unsigned int)value_of("clique", index_of(device), 0);
+    fabric->cliques[1].type = 1, fabric->cliques[1].id = 77;
+    fabric->count = 2, fabric->summary = 1;
+    return SUCCESS;
+}
+
+/* STUB_VALUES c2c_enabled: default -1, no such mode. */
+typedef struct {
+    unsigned int enabled;
+} C2cMode;
+
+int nvmlDeviceGetC2cModeInfoV(void *device, C2cMode *mode) {
+    ENTER_GPU(device);
+    int enabled = value_of("c2c_enabled", index_of(device), -1);
+    if (enabled < 0) return NOT_SUPPORTED;
+    mode->enabled = (unsigned int)enabled;
+    return SUCCESS;
+}
+
 typedef struct {
     unsigned int version;
     unsigned char ibGuid[16], serial[16], slot, tray, host, peerType, module;
@@ -584,6 +637,135 @@ int nvmlDeviceGetMaxPcieLinkGeneration(void *device, unsigned int *value) {
 int nvmlDeviceGetMaxPcieLinkWidth(void *device, unsigned int *value) {
     ENTER_GPU(device);
     *value = 16;
+    return SUCCESS;
+}
+
+
+/* Events. The structures are those of nvml.h in CUDA 13.5, as nvidia-ml-py 13.615 has them. */
+typedef struct {
+    void *device;
+    unsigned long long eventType, eventData;
+    unsigned int gpuInstanceId, computeInstanceId;
+} EventData;
+
+typedef struct {
+    unsigned int timeoutMs, dataType;
+    char uuid[96];
+    char sourceModule[16];
+    unsigned long long eventType, eventData, groupCursor, instanceId, timestampUsec, traceId;
+    unsigned int gpuInstanceId, computeInstanceId, severity, categoryId, moduleEventCode, scope, originator;
+    unsigned int moduleInstance, chipletId, logLevel, attributes, groupCperSize, groupAttributes;
+    unsigned char groupSize, groupIndex;
+} EventWait3;
+
+typedef struct {
+    char uuid[96];
+    unsigned int minLogLevel, minSeverity;
+} OperationalConfig;
+
+typedef struct {
+    unsigned int index, type, sourceType, dataSize;
+    unsigned short dataFormatVersion;
+} ContextInfo;
+
+enum { TIMEOUT = 10, EVENT_XID = 8, SEVERITY_FATAL = 40, ATTR_PRIMARY = 1 << 5, LOG_NOTICE = 30 };
+static struct {
+    unsigned long long masks[8];
+    int operational[8], told[8][3], last_xid;
+} event_set;
+
+int nvmlEventSetCreate(void **set) {
+    ENTER_LIBRARY();
+    memset(&event_set, 0, sizeof event_set);
+    *set = &event_set;
+    return SUCCESS;
+}
+
+int nvmlEventSetFree(void *set) {
+    ENTER_LIBRARY();
+    return set == &event_set ? SUCCESS : INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) {
+    ENTER_GPU(device);
+    *types = 0xFFFF;
+    return SUCCESS;
+}
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, void *set) {
+    ENTER_GPU(device);
+    if (set != &event_set || !types) return INVALID_ARGUMENT;
+    event_set.masks[index_of(device)] = types;
+    return SUCCESS;
+}
+
+int nvmlEventSetRegisterGpuOperationalEvents_v1(void *set, OperationalConfig *config) {
+    unsigned int index;
+    ENTER_LIBRARY();
+    if (set != &event_set || config->minLogLevel != LOG_NOTICE || config->minSeverity) return INVALID_ARGUMENT;
+    if (sscanf(config->uuid, "GPU-%x-", &index) != 1 || index >= 8) return NOT_FOUND;
+    event_set.operational[index] = 1;
+    return SUCCESS;
+}
+
+/* The next event that was not told: its GPU, or -1. `kind`: 0 Xid, 1 bit, 2 operational. */
+static int next_event(int kinds, int *kind, int *value) {
+    static const char *const names[3] = {"event_xid", "event_bit", "event_goe"};
+    for (int index = 0; index < 8; index++)
+        for (*kind = 0; *kind < kinds; ++*kind) {
+            int wanted = *kind == 2 ? event_set.operational[index] : event_set.masks[index] != 0;
+            *value = value_of(names[*kind], index, -1);
+            if (wanted && *value >= 0 && !event_set.told[index][*kind]++) return index;
+        }
+    return -1;
+}
+
+int nvmlEventSetWait_v2(void *set, EventData *data, unsigned int milliseconds) {
+    int kind, value;
+    ENTER_LIBRARY();
+    int index = set == &event_set ? next_event(2, &kind, &value) : -1;
+    if (index < 0) return usleep(1000 * milliseconds), TIMEOUT;
+    data->device = &devices[index];
+    data->eventType = kind ? (unsigned int)value : EVENT_XID;
+    data->eventData = kind ? 0 : (unsigned int)value;
+    return SUCCESS;
+}
+
+int nvmlEventSetWait_v3(void *set, EventWait3 *data) {
+    int kind, value;
+    ENTER_LIBRARY();
+    int index = set == &event_set ? next_event(3, &kind, &value) : -1;
+    if (index < 0) return usleep(1000 * data->timeoutMs), TIMEOUT;
+    snprintf(data->uuid, sizeof data->uuid, "GPU-%08x-0000-4000-8000-000000000000", index);
+    data->dataType = kind == 2;
+    if (kind < 2) {
+        data->eventType = kind ? (unsigned int)value : EVENT_XID;
+        data->eventData = kind ? 0 : (unsigned int)value;
+        return SUCCESS;
+    }
+    memcpy(data->sourceModule, "GPU-MODULE-OF-16", 16); /* no zero at its end */
+    data->severity = SEVERITY_FATAL, data->attributes = ATTR_PRIMARY, data->moduleEventCode = 7;
+    event_set.last_xid = value;
+    return SUCCESS;
+}
+
+int nvmlEventSetGetContextCount_v1(void *set, unsigned int *count) {
+    ENTER_LIBRARY();
+    *count = set == &event_set ? 2 : 0;
+    return SUCCESS;
+}
+
+int nvmlEventSetGetContextInfo_v1(void *set, ContextInfo *info) {
+    ENTER_LIBRARY();
+    if (set != &event_set || info->index > 1) return INVALID_ARGUMENT;
+    info->type = info->index == 1 && event_set.last_xid;
+    return SUCCESS;
+}
+
+int nvmlEventSetGetGpuOperationalEventContextLegacyXid_v1(void *set, unsigned int *index_and_xid) {
+    ENTER_LIBRARY();
+    if (set != &event_set || index_and_xid[0] != 1) return INVALID_ARGUMENT;
+    index_and_xid[1] = (unsigned int)event_set.last_xid;
     return SUCCESS;
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[2]
-LIMIT_BYTES = 1_800_000  # machines, profiles and checks for the NVL72 took it above 1.75 MB
+LIMIT_BYTES = 1_850_000  # checks, GPU events and fleet rules for the NVL72 took it above 1.8 MB
 # File or folder of the tree -> its place below PREFIX of `pip install` (docs/deploy.md, docs/prolog-epilog.md).
 SHARE = {
     "man/healthd.toml.5": "share/man/man5/healthd.toml.5",

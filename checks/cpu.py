@@ -8,6 +8,11 @@ On Intel CPUs the thermal interrupt counts throttling of cores and packages (the
 are read, because a hot core heats its whole package and there are few packages. AMD CPUs and virtual machines have no
 throttle counts, so throttling is not checked there. They often have no cpufreq either.
 
+NVIDIA's Grace has a power meter for each socket (acpi_power_meter) and a thermal zone (NVIDIA Grace Performance Tuning
+Guide, Power and Thermals; NVIDIA/DCGM 4.6.0, modules/sysmon/DcgmSystemMonitor.cpp and DcgmModuleSysmon.cpp). Both are
+metrics. A temperature is reported only if it has reached the kernel's critical trip point, at which the kernel powers
+the machine off (Documentation/driver-api/thermal/sysfs-api.rst). Lower trip points slow the CPU down by design.
+
 NVIDIA's Health Validation compares the number of NUMA nodes (numa_node_count: 34 on GB200 and GB300). Most of these
 nodes are for the GPUs' memory, and depend on the driver's mode. Only NUMA nodes with CPUs are compared here. Their
 number changes with BIOS settings (NPS, SNC) or with a missing CPU, so another number is only a warning.
@@ -49,6 +54,14 @@ BASELINE = Baseline(("expected", "numa_nodes"), place=51)
 CPUS = "/sys/devices/system/cpu"
 NODES_WITH_CPUS = "/sys/devices/system/node/has_cpu"
 GOVERNOR_PARTS = 4
+SOC = "/sys/devices/soc0/soc_id"
+GRACE = "jep106:036b:"  # NVIDIA's SoCs
+METERS = "/sys/class/hwmon"
+METER = regex(r"(Module|Grace|CPU|SysIO) Power Socket ([0-9]{1,3})")
+ZONES = "/sys/class/thermal"
+ZONE = regex(r"Thermal Zone Skt([0-9]{1,3}) TJMax")
+TRIP_TYPE = regex(r"trip_point_([0-9]{1,3})_type")
+MILLIDEGREES = regex(r"-?[0-9]{1,7}")
 RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 
@@ -78,6 +91,11 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
         for reading in _throttling(host, config, past, online, unreadable):
             judged = True
             yield reading
+        if (host.read(SOC) or "").startswith(GRACE):
+            yield from _power(host)
+            for reading in _temperature(host):
+                judged = True
+                yield reading
     except (OSError, ValueError) as error:  # this error must not hide the governors
         unreadable.append(str(error))
     for reading in _governors(host, config, past, unreadable):
@@ -148,6 +166,40 @@ def _throttling(
             yield Finding(Severity.WARNING, "cpu/throttled", f"cpu{cpu}", message)
 
 
+def _power(host: Host) -> Iterator[Observation]:
+    """Yield the power of each socket and its parts. Power is only displayed, so a meter without a value is left out."""
+    for meter in host.list(METERS):
+        found = METER.fullmatch(host.read_or_empty(f"{METERS}/{meter}/device/power1_oem_info"))
+        microwatts = host.read_or_empty(f"{METERS}/{meter}/device/power1_average") if found else ""
+        if found and is_decimal(microwatts):
+            labels = (("socket", found[2]), ("part", found[1].lower()))
+            yield Observation("cpu_power_watts", int(microwatts) / 1e6, labels=labels)
+
+
+def _temperature(host: Host) -> Iterator[Finding | Observation]:
+    """Compare each socket's temperature with the kernel's critical trip point. Raises OSError or ValueError."""
+    for zone in host.list(ZONES):
+        folder = f"{ZONES}/{zone}"
+        found = ZONE.fullmatch(host.read(f"{folder}/device/description") or "")
+        if found is None:
+            continue
+        celsius = _celsius(host, f"{folder}/temp")
+        yield Observation("cpu_temperature_celsius", celsius, labels=(("socket", found[1]),))
+        for name in host.list(folder):
+            if (trip := TRIP_TYPE.fullmatch(name)) and host.read(f"{folder}/{name}") == "critical":
+                critical = _celsius(host, f"{folder}/trip_point_{trip[1]}_temp")
+                if 0 < critical <= celsius:
+                    message = f"{celsius:.1f} C; at {critical:.1f} C the kernel powers the machine off"
+                    yield Finding(Severity.WARNING, "cpu/critical_temperature", f"socket{found[1]}", message)
+
+
+def _celsius(host: Host, path: str) -> float:
+    text = host.read(path) or ""
+    if not MILLIDEGREES.fullmatch(text):
+        raise ValueError(f"{path}: not a temperature: {text[:40]!r}")
+    return int(text) / 1000
+
+
 def _governors(host: Host, config: Config, past: History, unreadable: list[str]) -> Iterator[Finding | Observation]:
     """Read all governors in the first run, and one of GOVERNOR_PARTS groups in each later run. If any governor is
     unexpected, read all governors.
@@ -201,6 +253,11 @@ OBSERVATIONS = {
         "Number of times since boot that heat slowed down a CPU package; the label is the package's first CPU.",
         ("cpu",),
     ),
+    "cpu_power_watts": Meaning(
+        "Power of a Grace socket in watts. The part is the meter's name: module, grace, cpu or sysio.",
+        ("socket", "part"),
+    ),
+    "cpu_temperature_celsius": Meaning("Highest temperature of a Grace socket in degrees Celsius.", ("socket",)),
     "cpu_governors_read_part": Meaning(
         "Number of the group of CPU governors that the last run read; 0 if it read all. For healthd's own use.",
     ),
@@ -244,6 +301,16 @@ EXPLAIN = {
         "No action tonight. Run ipmitool sdr type Temperature and ipmitool sdr type Fan, or sensors. Check the fans, "
         "the air filters, the thermal paste and the room temperature.",
     ),
+    "cpu/critical_temperature": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "A Grace CPU is as hot as the kernel's critical trip point, at which the kernel powers the machine off.",
+        "The machine is about to stop, and its jobs end.",
+        "Check the coolant flow and the leak sensors of the tray and the rack, or the fans (ipmitool sdr type "
+        "Temperature and ipmitool sdr type Fan). If the temperature is right and the machine stays on, the trip point "
+        "is wrong: compare /sys/class/thermal/thermal_zone*/trip_point_*_temp with another node, and update the "
+        "firmware.",
+    ),
 }
 
 CAUSES = {
@@ -256,5 +323,6 @@ ENDS_JOB = {
     "cpu/numa_nodes": EndsJob.NEVER,
     "cpu/governor": EndsJob.NEVER,
     "cpu/throttled": EndsJob.NEVER,
+    "cpu/critical_temperature": EndsJob.IF_ISOLATES,
 }
 PERMANENT = ("cpu/missing",)

@@ -45,7 +45,10 @@ from healthd.api import (
 from healthd.host import gpu_reset
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gpu_fallen_off_bus", "gsp", "pcie_hotplug", "pci_remove", "job_end", "nvml_trouble")
+AFTER_EVENTS = (
+    *("xid", "gpu_fallen_off_bus", "gsp", "gpu_event", "gpu_unavailable"),
+    *("pcie_hotplug", "pci_remove", "job_end", "nvml_trouble"),
+)
 
 MODULE_STATE_FILE, CONTROL_DEVICE = "/sys/module/nvidia/initstate", "/dev/nvidiactl"
 OPEN_FAILURES = {

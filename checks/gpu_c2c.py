@@ -1,9 +1,16 @@
 """Chip-to-chip links (NVLink-C2C) between a GPU and its Grace CPU: links that are down, and errors.
 
-Rules: a healthy GPU has all its links active (10 on GH200, `nvidia-smi c2c -s`). A link that is active on another GPU
-of this node and not on this one is degraded, as Xid 173 is, with which the driver reports a dead C2C link. Without such
-a peer, as on GH200, an inactive link is only a warning, because no source tells how many links a model uses. If no link
-of the node is active, C2C is not in use (a virtual machine, or Grace without coherent GPUs), and nothing is checked.
+Rules: a healthy GPU has all its links active (10 on GH200, `nvidia-smi c2c -s`). A GPU with fewer active links than
+another GPU of this model is degraded, as Xid 173 is, with which the driver reports a dead C2C link. The numbers of the
+links are not compared, because no source tells whether each GPU uses the same ones. Without such a peer, as on GH200,
+an inactive link is only a warning, because no source tells how many links a model uses.
+
+If no link of the node is active, the C2C mode decides (nvmlDeviceGetC2cModeInfoV; "C2C Mode" in nvidia-smi -q): if C2C
+is on, all links of the GPU are down, which is degraded. If C2C is off, or the GPU has no such mode (a virtual machine,
+or a driver without the call), C2C is not in use, and nothing is checked.
+
+A link whose state the driver does not report is not down. It is a warning if another GPU of this model has more active
+links.
 
 NVIDIA's Xid catalogue ignores corrected C2C errors (Xid 121), and DCGM 4.6.0 only reports their counters. Growing
 counters (NVML fields 231 to 233) are therefore warnings: of CRC errors, of replays, and of replays that follow each
@@ -59,33 +66,58 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             links[gpu] = gpu.c2c_links()
         except NvmlError as error:  # the other GPUs are still checked
             failed.append(error)
-    used = {link for own in links.values() for link, state in enumerate(own) if state.active}
-    if gpus and not failed and not used:
-        yield NothingToCheck("no C2C link")
+    is_used = bool(failed)
     for gpu, own in links.items():
-        if own and used:
-            yield from _states(gpu, own, used, config)
-            yield from _errors(gpu, own, config, past)
+        peers = [peer_links for peer, peer_links in links.items() if peer.name == gpu.name]
+        try:
+            if any(map(_active, peers)) or (_are_all_down(own) and gpu.c2c_enabled()):
+                is_used = True
+                yield from _states(gpu, own, peers, config)
+                yield from _errors(gpu, own, config, past)
+        except NvmlError as error:
+            failed.append(error)
+    if gpus and not is_used:
+        yield NothingToCheck("no C2C link")
     if failed:
         raise failed[0]
 
 
-def _states(gpu: NvmlGpu, links: Sequence[C2cLink], used: set[int], config: Config) -> Iterator[Finding | Observation]:
+def _active(links: Sequence[C2cLink]) -> list[int]:
+    return [number for number, link in enumerate(links) if link.active]
+
+
+def _are_all_down(links: Sequence[C2cLink]) -> bool:
+    return bool(links) and all(link.active is False for link in links)
+
+
+def _states(
+    gpu: NvmlGpu, links: Sequence[C2cLink], peers: Sequence[Sequence[C2cLink]], config: Config
+) -> Iterator[Finding | Observation]:
+    """Compare the GPU's links with those of all GPUs of its model (`peers`)."""
     labels = (("pci", gpu.pci),)
-    yield Observation("gpu_c2c_links_active", sum(link.active for link in links), labels=labels)
+    yield Observation("gpu_c2c_links_active", len(_active(links)), labels=labels)
     powers = [link.is_full_power for link in links if link.is_full_power is not None]
     if powers:
         yield Observation("gpu_c2c_links_full_power", sum(powers), labels=labels)
-    down = [number for number, link in enumerate(links) if not link.active]
+    most = max(len(_active(peer)) for peer in peers)
+    down = [number for number, link in enumerate(links) if link.active is False]
+    unreported = [n for n in range(max(map(len, peers))) if n >= len(links) or links[n].active is None]
+    texts = []
     if down:
-        is_active_elsewhere = any(number in used for number in down)
-        numbers, verb = ", ".join(map(str, down)), "is" if len(down) == 1 else "are"
-        peers = ", active on other GPUs" if is_active_elsewhere else ""
+        verb = "is" if len(down) == 1 else "are"
+        texts.append(f"{len(down)} of {len(links)} C2C links to the CPU {verb} down: {', '.join(map(str, down))}")
+    if unreported and len(_active(links)) < most:
+        numbers = ", ".join(map(str, unreported))
+        texts.append(f"the driver reports no state of C2C links to the CPU: {numbers}")
+    if texts:
+        has_fewer = len(_active(links)) + len(unreported) < most
+        if len(_active(links)) < most:
+            texts.append(f"another GPU has {most} active links")
         yield Finding(
-            Severity.DEGRADED if is_active_elsewhere else Severity.WARNING,
+            Severity.DEGRADED if has_fewer or _are_all_down(links) else Severity.WARNING,
             "gpu_c2c/inactive",
             gpu.pci,
-            f"{len(down)} of {len(links)} C2C links to the CPU {verb} down{peers}: {numbers}",
+            "; ".join(texts),
             confirm_seconds=config.inactive_confirm_seconds,
         )
 
@@ -134,7 +166,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "Some chip-to-chip links (NVLink-C2C) between this GPU and its Grace CPU are not active. This is degraded if "
-        "the same links are active on another GPU of this node, otherwise a warning.",
+        "another GPU of this node has more active links, or if all links of the GPU are down. Otherwise, and if the "
+        "driver only does not report their state, it is a warning.",
         "Copies between CPU and GPU memory lose bandwidth. If all links of the GPU are down, the GPU cannot be used.",
         "nvidia-smi c2c -s shows the links. Look for Xid 173 (journalctl -k). After the drain, reboot the node. If the "
         "link is still down, replace the board with the CPU and the GPU.",

@@ -20,6 +20,15 @@ The health mask's bit for the fabric manager's connection concerns only the cont
 source says that traffic stops. The node is drained without a requeue after join_seconds. If all GPUs have lost the
 connection, the cause is the fabric manager, which on an NVL72 serves 18 trays.
 
+If one GPU has not joined while others have, the fault is its own. If all GPUs of a rack's tray have less bandwidth, bad
+routes, time-outs, no partition or not enough NVLinks, the cause may be outside this node, for example a dead switch or
+a wrong partition: the finding then has a shared cause, jobs are not requeued, and healthd takes no repair step. A GPU
+with a further problem also has a fault of its own. A wrong serial number, firmware or location is the tray's own fault,
+and so is failed joining. On an HGX board the switches belong to the node.
+
+If no GPU of a rack's tray has joined, jobs are not requeued either: error 802 is about programs that start, and no
+source says that running programs stop.
+
 These GPUs are not faulty:
 
 - a GPU with MIG, which has no NVLink
@@ -36,7 +45,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -75,6 +84,7 @@ IS_GUEST, IS_VGPU_HOST = (1, 2), (3, 4)  # nvmlGpuVirtualizationMode_t
 NVL72 = "NVIDIA GB"  # GB200, GB300
 NOT_SUPPORTED, IN_PROGRESS, COMPLETED = 0, 2, 3
 NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED
+SWITCH_SIDE = "all GPUs of this node report it: suspect the switch side"
 STATES = {1: "not started", 2: "in progress"}
 UNHEALTHY, LIMITED_CAPACITY = 2, 3
 SUMMARIES = {UNHEALTHY: "unhealthy", LIMITED_CAPACITY: "limited capacity"}
@@ -93,15 +103,30 @@ FIELDS = (
 )
 SLOWDOWN_PROBLEMS = frozenset({"bandwidth is degraded", "routes are being recovered", SUMMARIES[LIMITED_CAPACITY]})
 CONFIGURATION_SHIFT = 8  # four bits: 0 = not supported, 1 = good
+NO_PARTITION, NOT_ENOUGH_LINKS = 4, 5
 CONFIGURATIONS = {
     2: "wrong system GUID",
     3: "wrong chassis serial number",
-    4: "no partition",
-    5: "not enough NVLinks",
+    NO_PARTITION: "no partition",
+    NOT_ENOUGH_LINKS: "not enough NVLinks",
     6: "incompatible GPU firmware",
     7: "invalid location",
     8: "invalid state of the GPU",
 }
+INCORRECT_CONFIGURATION = "incorrect configuration: "
+# Problems that a rack's switches or partitions can cause. The others (a GUID, a serial number, the GPU's firmware, its
+# location or state, failed joining) are about the tray itself (nvml.h: NVML_GPU_FABRIC_HEALTH_MASK_*).
+SWITCH_SIDE_PROBLEMS = frozenset(
+    {
+        "bandwidth is degraded",
+        "routes are being recovered",
+        "routes are unhealthy",
+        "an access time-out is being recovered",
+        "no partition is assigned",
+        SUMMARIES[LIMITED_CAPACITY],
+        *(INCORRECT_CONFIGURATION + CONFIGURATIONS[number] for number in (NO_PARTITION, NOT_ENOUGH_LINKS)),
+    }
+)
 
 
 class Config(CheckSettings, frozen=True):
@@ -117,26 +142,30 @@ class Config(CheckSettings, frozen=True):
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     failed: list[Exception] = []
     not_joined_count = 0
-    joined: Counter[str] = Counter()  # by model
     without_fabric: list[NvmlGpu] = []
-    completed: dict[NvmlGpu, Fabric] = {}
+    fabrics: dict[NvmlGpu, Fabric] = {}
     gpus = host.gpus()
     for gpu in gpus:
         try:
             fabric = gpu.fabric()
-            if fabric is None or fabric.state == NOT_SUPPORTED:
-                without_fabric.append(gpu)
-                continue
-            if fabric.state == COMPLETED:
-                joined[gpu.name] += 1
-                completed[gpu] = fabric
+        except NvmlError as error:  # this error must not hide the other GPUs
+            failed.append(error)
+            continue
+        if fabric is None or fabric.state == NOT_SUPPORTED:
+            without_fabric.append(gpu)
+        else:
+            fabrics[gpu] = fabric
             yield Observation("gpu_fabric_state", fabric.state, labels=(("pci", gpu.pci),))
-            for finding in _judge(gpu.pci, fabric, config):
+    completed = {gpu: fabric for gpu, fabric in fabrics.items() if fabric.state == COMPLETED}
+    joined = Counter(gpu.name for gpu in completed)  # by model
+    for gpu, fabric in fabrics.items():
+        try:
+            for finding in _judge(gpu, fabric, fabrics, config):
                 if not _is_exempt(gpu):
                     reported = _apply_partition_mode(host, gpu, finding) if fabric.state == IN_PROGRESS else finding
                     not_joined_count += reported is not None and reported.code == "gpu_fabric/not_joined"
                     yield from [reported] if reported else []
-        except (NvmlError, ValueError, OSError) as error:  # this error must not hide the other GPUs
+        except (NvmlError, ValueError, OSError) as error:
             failed.append(error)
     domains = Counter((fabric.cluster, fabric.clique) for fabric in completed.values() if fabric.cluster)
     found_count = 0
@@ -273,7 +302,7 @@ def _apply_partition_mode(host: Host, gpu: NvmlGpu, finding: Finding) -> Finding
     ):
         return finding
     message = "the GPU waits for this virtual machine's host to activate its NVLink partition"
-    return replace(finding, severity=Severity.WARNING, code="gpu_fabric/partition", message=message)
+    return replace(finding, severity=Severity.WARNING, code="gpu_fabric/partition", message=message, shared_cause=True)
 
 
 def _is_nvswitch(function: PciFunction) -> bool:
@@ -290,40 +319,68 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
     )
 
 
-def _judge(pci: str, fabric: Fabric, config: Config) -> Iterator[Finding]:
-    """Yield findings about one GPU's fabric state. Raises ValueError for unknown numbers, which may come from a newer
-    driver or be invalid.
+def _judge(gpu: NvmlGpu, fabric: Fabric, fabrics: Mapping[NvmlGpu, Fabric], config: Config) -> Iterator[Finding]:
+    """Yield findings about one GPU's fabric state. `fabrics` are those of all GPUs of the node. Raises ValueError for
+    unknown numbers, which may come from a newer driver or be invalid.
     """
     if fabric.state != COMPLETED:
         if fabric.state not in STATES:
-            raise ValueError(f"GPU {pci}: unknown fabric state {fabric.state}")
+            raise ValueError(f"GPU {gpu.pci}: unknown fabric state {fabric.state}")
+        is_shared = not any(other.state == COMPLETED for other in fabrics.values())
+        is_switch_side = is_shared and len(fabrics) > 1 and _has_rack_switches(gpu, fabric)
+        text = f"the GPU has not joined the NVLink fabric: {STATES[fabric.state]}"
         yield Finding(
             Severity.CRITICAL,
             "gpu_fabric/not_joined",
-            pci,
-            f"the GPU has not joined the NVLink fabric: {STATES[fabric.state]}",
+            gpu.pci,
+            f"{text}; {SWITCH_SIDE}" if is_switch_side else text,
             confirm_seconds=config.join_seconds,
-            shared_cause=True,
+            shared_cause=is_shared,
         )
         return
     if fabric.status == NOT_SUPPORTED_STATUS:
         return
+    found = _problems(fabric)
+    if found:
+        is_slowdown = SLOWDOWN_PROBLEMS.issuperset(found)
+        is_switch_side = _is_switch_side(gpu, found, fabrics)
+        text = f"the GPU is not healthy in the NVLink fabric: {', '.join(found)}"
+        yield Finding(
+            Severity.DEGRADED if is_slowdown else Severity.CRITICAL,
+            "gpu_fabric/degraded" if is_slowdown else "gpu_fabric/unhealthy",
+            gpu.pci,
+            f"{text}; {SWITCH_SIDE}" if is_switch_side else text,
+            confirm_seconds=config.confirm_seconds,
+            shared_cause=is_switch_side,
+        )
+    elif fabric.summary not in (*HEALTHY_SUMMARIES, *SUMMARIES):
+        raise ValueError(f"GPU {gpu.pci}: unknown fabric health summary {fabric.summary}")
+
+
+def _problems(fabric: Fabric) -> list[str]:
+    """Return the problems of a GPU that has completed joining, without the fabric manager's connection (see
+    _manager_lost). Raises ValueError as `problems` does."""
     found = [f"joining failed with NVML error {fabric.status}"] if fabric.status else []
     found += problems(fabric.health_mask or 0)
     if fabric.summary in SUMMARIES and not (found and fabric.summary == UNHEALTHY):
         found.append(SUMMARIES[fabric.summary])
-    found = [text for text in found if text != MANAGER_DISCONNECTED]  # see _manager_lost
-    if found:
-        is_slowdown = SLOWDOWN_PROBLEMS.issuperset(found)
-        yield Finding(
-            Severity.DEGRADED if is_slowdown else Severity.CRITICAL,
-            "gpu_fabric/degraded" if is_slowdown else "gpu_fabric/unhealthy",
-            pci,
-            f"the GPU is not healthy in the NVLink fabric: {', '.join(found)}",
-            confirm_seconds=config.confirm_seconds,
-        )
-    elif fabric.summary not in (*HEALTHY_SUMMARIES, *SUMMARIES):
-        raise ValueError(f"GPU {pci}: unknown fabric health summary {fabric.summary}")
+    return [text for text in found if text != MANAGER_DISCONNECTED]
+
+
+def _is_switch_side(gpu: NvmlGpu, found: Sequence[str], fabrics: Mapping[NvmlGpu, Fabric]) -> bool:
+    """Return True if all GPUs of a rack's tray have these problems, and the switches can cause all of them."""
+    if len(fabrics) < 2 or not SWITCH_SIDE_PROBLEMS.issuperset(found):
+        return False
+    return _has_rack_switches(gpu, fabrics[gpu]) and all(
+        fabric.state == COMPLETED and {*found} <= {*_problems(fabric)} for fabric in fabrics.values()
+    )
+
+
+def _has_rack_switches(gpu: NvmlGpu, fabric: Fabric) -> bool:
+    try:
+        return bool(fabric.cluster) or _is_in_rack(gpu)
+    except NvmlError:  # the finding itself is certain, so it is the node's own fault
+        return False
 
 
 def problems(mask: int) -> list[str]:
@@ -337,7 +394,7 @@ def problems(mask: int) -> list[str]:
     found = [text for shift, bad_value, text in FIELDS if mask >> shift & 0x3 == bad_value]
     configuration = mask >> CONFIGURATION_SHIFT & 0xF
     if configuration > 1:
-        found.append(f"incorrect configuration: {CONFIGURATIONS.get(configuration, configuration)}")
+        found.append(f"{INCORRECT_CONFIGURATION}{CONFIGURATIONS.get(configuration, configuration)}")
     return found
 
 
@@ -384,12 +441,13 @@ EXPLAIN = {
     "gpu_fabric/not_joined": Explain(
         Severity.CRITICAL,
         Clears.PASS,
-        "The GPU belongs to an NVLink fabric but has not joined it within join_seconds.",
-        'CUDA does not start on the GPU (error 802, "system not yet initialized"), so every job fails at once.',
+        "The GPU belongs to an NVLink fabric but has not joined it within join_seconds. If other GPUs of this node "
+        "have joined, the fault is this GPU's own.",
+        'CUDA does not start on the GPU (error 802, "system not yet initialized"), so every new job fails at once.',
         "Run systemctl restart nvidia-fabricmanager. Its version must match the driver's. On B200 and later, NVLSM "
         f"must run as well. On NVL72, check the switches. {_INSPECT_TODO}",
         confirm="join_seconds",
-        shared=True,
+        shared=None,
     ),
     "gpu_fabric/partition": Explain(
         Severity.WARNING,
@@ -407,9 +465,11 @@ EXPLAIN = {
         Clears.PASS,
         "The GPU's NVLink fabric has less bandwidth or capacity than it should, or is recovering routes.",
         "Traffic between GPUs continues, but more slowly. A job on many GPUs runs only as fast as this GPU.",
-        f"{_INSPECT_TODO} If the fabric does not recover after the drain, reset all GPUs on the node or reboot. If "
-        "the problem recurs, check the links, then the switches, then the GPU.",
+        f"{_INSPECT_TODO} If the message suspects the switch side, do not reset this node: check the rack's NVLink "
+        "switches and its other trays. If it does not, and the fabric does not recover after the drain, reset all GPUs "
+        "on the node or reboot. If the problem recurs, check the links, then the switches, then the GPU.",
         confirm="confirm_seconds",
+        shared=None,
     ),
     "gpu_fabric/unhealthy": Explain(
         Severity.CRITICAL,
@@ -417,9 +477,11 @@ EXPLAIN = {
         "This GPU has joined its NVLink fabric but is not healthy there. For example, the GPU has no routes or a "
         "wrong configuration.",
         "Traffic between GPUs fails or hangs.",
-        f"{_INSPECT_TODO} After the drain, reset all GPUs on the node or reboot. If the problem recurs, check the "
-        "switches, then the cables (NVL72), then the GPU.",
+        f"{_INSPECT_TODO} If the message suspects the switch side, do not reset this node: check the rack's NVLink "
+        "switches, its partitions and its other trays. If it does not, reset all GPUs on the node or reboot after the "
+        "drain. If the problem recurs, check the switches, then the cables (NVL72), then the GPU.",
         confirm="confirm_seconds",
+        shared=None,
     ),
     "gpu_fabric/no_fabric": Explain(
         Severity.DEGRADED,

@@ -6,17 +6,34 @@ or recoveries, but a few CRC errors. With MIG, there is no NVLink, and PCIe card
 before Ampere may use different links on each GPU (on RWTH's nodes one V100 has links 0 and 2, the other 1 and 2). For
 these GPUs only the number of active links is compared.
 
-If a switch of an NVL72 fails, every GPU of a tray loses the same links, so the other GPUs show nothing. NVSwitches
-connect all links of a GPU (HGX and NVL72: 12 for A100, 18 later). Each of these links must therefore be active:
-NVIDIA's Health Validation reports one inactive link as CRITICAL (docs.nvidia.com/health-validation, nvlink_active). The
-setting `links` replaces this number.
+NVSwitches connect all links of a GPU (HGX and NVL72: 12 for A100, 18 later). Each of these links must therefore be
+active: NVIDIA's Health Validation reports one inactive link as CRITICAL (docs.nvidia.com/health-validation,
+nvlink_active). The setting `links` replaces this number.
+
+In an NVL72, each of a GPU's 18 links leads to another of the rack's 18 switch chips (9 switch trays with two chips of
+72 ports for 72 GPUs: docs.nvidia.com/multi-node-nvlink-systems/multi-node-tuning-guide/system.html). If a switch chip
+fails, every GPU of each tray loses one link. If all GPUs of a tray have lost links, the cause may therefore be outside
+this node ("the switch side"): other trays may report it too, jobs are not requeued, and healthd takes no repair step. A
+GPU that has lost more links than another GPU of the tray also has a fault of its own. On an HGX board the switches
+belong to the node, so a link that is down is always the node's own fault. The numbers of the links are not compared,
+because no source tells whether a number leads to the same switch chip on each GPU. A dead link also writes an Xid on
+each GPU. If all GPUs of a tray have such Xids within a minute, these requeue nothing either
+(agent/slurm/affected_jobs.py). An Xid 154 requeues: it requests a reset from this GPU whatever the cause.
+
+A GPU for which the driver reports neither a number of links nor a link has no NVLink, as on a virtual machine with one
+H100. If the driver reports the number of links, but not the state of some, these links are not down. If another GPU of
+this model reports the same link, it is the same fault as a link that is down. Otherwise it is only a warning where
+NVSwitches connect all links, because the driver may be the cause.
+
+A link can also be active while its traffic is disabled (driver 615). No source tells why, so this is a warning.
 
 These GPUs may have fewer active links without a fault, so their links are only compared with their peers':
 
 - a GPU without NVSwitches: bridged PCIe cards, GH200, four directly connected GPUs
 - an export model with fewer links, such as H800
 - a vGPU, and a GPU that a host shares as vGPUs
-- a GPU that has not joined its fabric, which gpu_fabric reports
+- a GPU that has not joined its fabric, which gpu_fabric reports. An A100 has no such state, so while none of its links
+  is active, nothing is reported until five minutes after the boot, as in gpu_fabric
 - a GPU in a virtual machine with only some of the NVSwitches, or with none and without an active link. A partition of
   one GPU has no links, and a larger one has all 18 (maxNumNvLinks in nvidia-fabricmanager's list of partitions)
 
@@ -35,8 +52,10 @@ drain.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from healthd.api import (
     NO_GPU,
@@ -65,8 +84,11 @@ from healthd.api import (
     Share,
     regex,
 )
+from healthd.host.infiniband import settled_seconds
 from healthd.host.inventory import device_kind
-from healthd.nvidia.nvml import SWITCH_CONNECTED, Nvlink, Platform
+from healthd.nvidia.nvml import SWITCH_CONNECTED, Nvlink
+
+T = TypeVar("T")
 
 USES = "nvml"
 AFTER_EVENTS = ("xid", "sxid", "nvlink", "job_end")
@@ -84,9 +106,11 @@ LINK_SPEEDS = {H100: 26562, B200: 53125, B300: 53125}  # MB/s
 SLOW_SHARE = 0.9  # above 50000 and 25000 MB/s, the speeds without encoding overhead, which some tools report
 BOARD_SWITCHES = {A100: 6, H100: 4}  # NVSwitches of a whole HGX board (Fabric Manager user guide, GPU baseboards)
 EXPORT_MODELS = regex(r"\b[A-Z]800\b")
-FABRIC_COMPLETED = 3
+FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 1, 2, 3
 NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED: joining completed without a fabric
 PASSED_THROUGH, VGPU_MODES = 1, (2, 3, 4)  # nvmlGpuVirtualizationMode_t
+TRAINING_SECONDS = 300.0  # after a boot, as gpu_fabric's join_seconds: the fabric manager trains the links
+SWITCH_SIDE = "all GPUs of this node have lost links: suspect the switch side"
 
 
 class Config(CheckSettings, frozen=True):
@@ -120,7 +144,7 @@ def validate(config: Config) -> str | None:
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | NothingToCheck]:
     links: dict[NvmlGpu, tuple[Nvlink, ...]] = {}
-    failed: list[NvmlError] = []
+    failed: list[Exception] = []
     gpus = host.gpus()
     if not gpus:
         yield NO_GPU
@@ -130,68 +154,142 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
                 links[gpu] = gpu.nvlinks() or ()
         except NvmlError as error:  # the other GPUs are still checked
             failed.append(error)
-    if gpus and not failed and not config.links and not any(links.values()):
-        yield NothingToCheck("no NVLink")
+    is_used = bool(failed or config.links)
     for gpu, own in links.items():
         peers = [[link.active for link in peer_links] for peer, peer_links in links.items() if peer.name == gpu.name]
-        if not own and not config.links and not any(map(any, peers)):
-            continue
-        active = [link.active for link in own]
-        yield Observation("gpu_nvlinks_active", sum(active), labels=(("pci", gpu.pci),))
+        states = [link.active for link in own]
+        if config.links or any(state is not None for state in states) or any(map(any, peers)):
+            is_used = True
+            yield Observation("gpu_nvlinks_active", states.count(True), labels=(("pci", gpu.pci),))
         try:
-            yield from _inactive(host, gpu, active, peers, config)
-            yield from _slow(gpu, own, links, config)
-        except NvmlError as error:
+            found = itertools.chain(
+                _slow(gpu, own, links, config),
+                _traffic_disabled(gpu, own, config),
+                _inactive(host, gpu, states, peers, config),
+            )
+            for finding in found:
+                is_used = True
+                yield finding
+        except (NvmlError, ValueError, OSError) as error:
             failed.append(error)
         yield from _errors(gpu, own, config, past)
         yield from _bit_errors(gpu, own, config)
+    if gpus and not is_used:
+        yield NothingToCheck("no NVLink")
     if failed:
         raise failed[0]
 
 
-def _inactive(
-    host: Host, gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]], config: Config
-) -> Iterator[Finding]:
+States = list[bool | None]  # of a GPU's links, in the order of their numbers; None: not reported
+
+
+def _inactive(host: Host, gpu: NvmlGpu, states: States, peers: Sequence[States], config: Config) -> Iterator[Finding]:
     """Compare the active links with the number in the settings. If the settings have no number, or only a profile's
     guess, first compare with other GPUs and with the number of links that NVSwitches connect.
 
-    If all GPUs of a rack's tray lack the same links, or no GPU of a board has an active link, the cause may be a switch
-    of the rack, or the setup of the machine.
+    Raises an error of a further query after the finding, which is then judged without that query.
     """
-    is_configured = config.links > 0 and "links" not in config.guessed
-    message, expects, shared_cause = "" if is_configured else _missing_links_message(gpu, active, peers), "", False
-    failed: NvmlError | None = None
-    if not message and not is_configured and not all(active):
-        try:
-            platform = gpu.platform()
-            if _needs_all_links(host, gpu, active, platform):
-                message = _count_message(active, len(active))
-                is_in_rack = platform is not None and platform.is_in_rack
-                shared_cause = _all_lack(active, peers) and (is_in_rack or not any(map(any, peers)))
-        except NvmlError as error:  # the number in the settings still counts
-            failed = error
-    if not message and sum(active) < config.links:
-        message, expects = _count_message(active, config.links), "links"
-    if message:
-        yield Finding(
-            Severity.CRITICAL,
-            "gpu_nvlink/inactive",
-            gpu.pci,
-            message,
-            confirm_seconds=config.inactive_confirm_seconds,
-            expects=expects,
-            shared_cause=shared_cause,
-        )
-    if failed is not None:
-        raise failed
+    message, expects = "", ""
+    failed: list[Exception] = []
+    if config.links == 0 or "links" in config.guessed:
+        message = _missing_links_message(gpu, states, peers)
+        if not message and not all(states) and _try(lambda: _needs_all_links(host, gpu, states), False, failed):
+            message = _count_message(states, len(states))
+    if not message and states.count(True) < config.links:
+        message, expects = _count_message(states, config.links), "links"
+    if message and not _try(lambda: _is_training(host, gpu, states), False, failed):
+        if _is_only_unreported(states, peers, config.links if expects else 0):
+            yield _unreported(gpu, message, expects, config)
+        else:
+            is_switch_side = _try(lambda: _is_switch_side(gpu, states, peers), False, failed)
+            yield _down(gpu, message, expects, is_switch_side, config)
+    if failed:
+        raise failed[0]
 
 
-def _needs_all_links(host: Host, gpu: NvmlGpu, active: Sequence[bool], platform: Platform | None) -> bool:
-    """Return True if NVSwitches connect all of the GPU's links, so that each must be active. `active` has at least one
-    inactive link."""
-    chip = gpu.compute_capability() or (0, 0)
-    if SWITCHED_LINKS.get(chip) != len(active) or EXPORT_MODELS.search(gpu.name) or BRIDGED_MODELS.search(gpu.name):
+def _try(query: Callable[[], T], default: T, failed: list[Exception]) -> T:
+    """Return the result of a query. If it fails, add the error to `failed` and return `default`."""
+    try:
+        return query()
+    except (NvmlError, ValueError, OSError) as error:
+        failed.append(error)
+        return default
+
+
+def _down(gpu: NvmlGpu, message: str, expects: str, is_switch_side: bool, config: Config) -> Finding:
+    return Finding(
+        Severity.CRITICAL,
+        "gpu_nvlink/inactive",
+        gpu.pci,
+        f"{message}; {SWITCH_SIDE}" if is_switch_side else message,
+        confirm_seconds=config.inactive_confirm_seconds,
+        expects=expects,
+        shared_cause=is_switch_side,
+    )
+
+
+def _unreported(gpu: NvmlGpu, message: str, expects: str, config: Config) -> Finding:
+    return Finding(
+        Severity.WARNING,
+        "gpu_nvlink/unreported",
+        gpu.pci,
+        message,
+        confirm_seconds=config.inactive_confirm_seconds,
+        expects=expects,
+    )
+
+
+def _is_only_unreported(states: States, peers: Sequence[States], expected: int) -> bool:
+    """Return True if no call reports the state of the missing links, on any GPU of this model.
+
+    `expected` is the number of links in the settings, which the GPU must have, or 0.
+    """
+    missing = [link for link in range(max(map(len, peers), default=0)) if not _state(states, link)]
+    is_reported = any(_state(peer, link) is not None for peer in (states, *peers) for link in missing)
+    return not is_reported and len(states) >= expected
+
+
+def _state(states: States, link: int) -> bool | None:
+    return states[link] if link < len(states) else None
+
+
+def _is_switch_side(gpu: NvmlGpu, states: States, peers: Sequence[States]) -> bool:
+    """Return True if the cause may be the switches: all GPUs of a rack's tray have lost links, and this GPU no more
+    than another one."""
+    total = max(len(states), *map(len, peers))
+    lost = [total - peer.count(True) for peer in peers]
+    if len(peers) < 2 or 0 in lost:
         return False
+    return total - states.count(True) == min(lost) and _is_in_rack(gpu)
+
+
+def _is_in_rack(gpu: NvmlGpu) -> bool:
+    """Return True if the GPU's NVLinks lead to switches outside the node. A virtual machine may show only the NVLink
+    domain, whose UUID is all zeros on a GPU whose fabric ends at its own baseboard."""
+    platform = gpu.platform()
+    if platform is not None and platform.is_in_rack:
+        return True
+    fabric = gpu.fabric()
+    return fabric is not None and fabric.state == FABRIC_COMPLETED and bool(fabric.cluster)
+
+
+def _is_training(host: Host, gpu: NvmlGpu, states: States) -> bool:
+    """Return True if no link is active yet because the GPU is still joining its fabric, or has no fabric state (A100)
+    and the machine has just booted. Raises OSError or ValueError."""
+    if any(states):
+        return False
+    fabric = gpu.fabric()
+    if fabric is None:
+        return settled_seconds(host, TRAINING_SECONDS) < 0
+    return fabric.state in (FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS)
+
+
+def _needs_all_links(host: Host, gpu: NvmlGpu, states: States) -> bool:
+    """Return True if NVSwitches connect all of the GPU's links, so that each must be active."""
+    chip = gpu.compute_capability() or (0, 0)
+    if SWITCHED_LINKS.get(chip) != len(states) or EXPORT_MODELS.search(gpu.name) or BRIDGED_MODELS.search(gpu.name):
+        return False
+    platform = gpu.platform()
     switches = sum(map(_is_nvswitch, host.pci_functions()))
     is_switch_connected = platform is not None and platform.peer_type == SWITCH_CONNECTED
     mode = gpu.virtualization()
@@ -199,7 +297,7 @@ def _needs_all_links(host: Host, gpu: NvmlGpu, active: Sequence[bool], platform:
         return False
     if mode != PASSED_THROUGH or (platform is not None and platform.is_in_rack):
         return True
-    return switches >= BOARD_SWITCHES.get(chip, 1) if switches else any(active)
+    return switches >= BOARD_SWITCHES.get(chip, 1) if switches else any(states)
 
 
 def _may_have_links(gpu: NvmlGpu) -> bool:
@@ -215,15 +313,9 @@ def _is_nvswitch(function: PciFunction) -> bool:
     return device_kind(function.vendor, function.pci_class) == "nvswitch"
 
 
-def _all_lack(active: Sequence[bool], peers: Sequence[Sequence[bool]]) -> bool:
-    """Return True if each of several GPUs lacks all the links that this GPU lacks."""
-    down = [link for link, is_active in enumerate(active) if not is_active]
-    return len(peers) > 1 and not any(peer[link] for peer in peers for link in down if link < len(peer))
-
-
-def _count_message(active: Sequence[bool], expected: int) -> str:
-    down = [link for link, is_active in enumerate(active) if not is_active]
-    return f"{sum(active)} of {_links_text(expected)} {_verb(expected)} active{_down_links_text(down)}"
+def _count_message(states: States, expected: int) -> str:
+    numbers = _numbers_text(dict(enumerate(states)))
+    return f"{states.count(True)} of {_links_text(expected)} {_verb(expected)} active{numbers}"
 
 
 def _slow(
@@ -246,21 +338,33 @@ def _slow(
     )
 
 
-def _missing_links_message(gpu: NvmlGpu, active: list[bool], peers: Sequence[list[bool]]) -> str:
+def _traffic_disabled(gpu: NvmlGpu, own: Sequence[Nvlink], config: Config) -> Iterator[Finding]:
+    disabled = [number for number, link in enumerate(own) if link.is_traffic_disabled]
+    if disabled:
+        numbers = ", ".join(map(str, disabled))
+        yield Finding(
+            Severity.WARNING,
+            "gpu_nvlink/traffic_disabled",
+            gpu.pci,
+            f"{_links_text(len(disabled))} {_verb(len(disabled))} active, but without traffic: {numbers}",
+            confirm_seconds=config.inactive_confirm_seconds,
+        )
+
+
+def _missing_links_message(gpu: NvmlGpu, states: States, peers: Sequence[States]) -> str:
     """Return a message about links that are active on peers of this model but not on this GPU, or "" if there are
     none."""
-    if not any(active) and BRIDGED_MODELS.search(gpu.name):
+    if not any(states) and BRIDGED_MODELS.search(gpu.name):
         return ""
-    if len(active) <= MAX_DIRECT_LINKS:
-        peer_maximum, own = max(map(sum, peers)), sum(active)
+    if len(states) <= MAX_DIRECT_LINKS:
+        peer_maximum, own = max(peer.count(True) for peer in peers), states.count(True)
         return f"{_links_text(own)} {_verb(own)} active, other GPUs have {peer_maximum}" if own < peer_maximum else ""
-    expected_links = {link for peer in peers for link, is_active in enumerate(peer) if is_active}
-    down = sorted(expected_links - {link for link, is_active in enumerate(active) if is_active})
-    return (
-        f"{_links_text(len(down))} {_verb(len(down))} down, active on other GPUs{_down_links_text(down)}"
-        if down
-        else ""
-    )
+    active_on_peers = {link for peer in peers for link, is_active in enumerate(peer) if is_active}
+    missing = {link: _state(states, link) for link in sorted(active_on_peers) if not _state(states, link)}
+    if not missing:
+        return ""
+    problem = "not active, but" if None in missing.values() else "down,"
+    return f"{_links_text(len(missing))} {_verb(len(missing))} {problem} active on other GPUs{_numbers_text(missing)}"
 
 
 def _links_text(number: int) -> str:
@@ -271,9 +375,11 @@ def _verb(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _down_links_text(down: Sequence[int]) -> str:
-    """Return text such as "; down: 5, 17", or "" if the driver does not report which links are down."""
-    return f"; down: {', '.join(map(str, down))}" if down else ""
+def _numbers_text(states: Mapping[int, bool | None]) -> str:
+    """Return text such as "; down: 5, 17; not reported: 3", or "" if all links are active."""
+    down = ", ".join(str(link) for link, state in states.items() if state is False)
+    unreported = ", ".join(str(link) for link, state in states.items() if state is None)
+    return (f"; down: {down}" if down else "") + (f"; not reported: {unreported}" if unreported else "")
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
@@ -336,7 +442,7 @@ def _bit_errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config) -> Iterat
 
 def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
     links = [gpu.nvlinks() or () for gpu in host.gpus() if not gpu.mig_enabled()]
-    active = sorted({sum(link.active for link in own) for own in links})
+    active = sorted({sum(link.active is True for link in own) for own in links})
     if len(active) > 1:
         yield LeftOut("gpu_nvlink", f"some GPUs have {active[0]} active links, others {active[-1]}", "links")
     elif active and active[0] < max(map(len, links)):
@@ -368,11 +474,32 @@ EXPLAIN = {
         "active on the node's other GPUs.",
         "Collective operations between the GPUs fail, hang, or use PCIe at a tenth of the speed.",
         "nvidia-smi nvlink -s shows the links. Look for Xid 74 and SXids (journalctl -k), and check "
-        "nvidia-fabricmanager. If all GPUs of a GB200 or GB300 tray lack the same links, check the rack's switches "
-        "first. After the drain, reset all GPUs or reboot. If the fault recurs, reseat or replace the GPU or the "
-        "baseboard.",
+        "nvidia-fabricmanager. If the message suspects the switch side, do not reset this node: check the rack's "
+        "NVLink switches and its other trays (healthd fleet status), then the tray's cable connector. If it does not, "
+        "reset all GPUs or reboot after the drain. If the fault recurs, reseat or replace the GPU or the baseboard.",
         confirm="inactive_confirm_seconds",
         shared=None,
+    ),
+    "gpu_nvlink/unreported": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "The driver does not report the state of some NVLinks of this GPU, although NVSwitches connect all of its "
+        "links. Another GPU of this model does not report these links either.",
+        "Unknown: the links may be active. A fault of these links is not found.",
+        "No action tonight. Compare nvidia-smi nvlink -s with a node that has no warning. Look for Xid 74 and Xids 144 "
+        "to 150 (journalctl -k), and check whether the driver was changed. If NVLink is off on purpose, set links in "
+        "[checks.gpu_nvlink], or acknowledge the warning.",
+        confirm="inactive_confirm_seconds",
+    ),
+    "gpu_nvlink/traffic_disabled": Explain(
+        Severity.WARNING,
+        Clears.PASS,
+        "Some NVLinks of this GPU are active, but the driver has disabled their traffic.",
+        "Unknown: NVIDIA documents no reason. Traffic between GPUs may use fewer links.",
+        "No action tonight. Compare the GPU's NVLink state with a node that has no warning (nvidia-smi nvlink -s, "
+        "nvidia-smi -q). On an NVL72, check the rack's NVLink switches. If jobs are slow, drain the node and reset all "
+        "GPUs.",
+        confirm="inactive_confirm_seconds",
     ),
     "gpu_nvlink/slow": Explain(
         Severity.DEGRADED,
@@ -458,6 +585,8 @@ EXPLAIN = {
 CAUSES = dict.fromkeys(EXPLAIN, FailureCause.NVLINK)
 ENDS_JOB = {
     "gpu_nvlink/inactive": EndsJob.ALWAYS,
+    "gpu_nvlink/unreported": EndsJob.NEVER,
+    "gpu_nvlink/traffic_disabled": EndsJob.NEVER,
     "gpu_nvlink/slow": EndsJob.NEVER,
     "gpu_nvlink/replay": EndsJob.ALWAYS,
     "gpu_nvlink/recovery": EndsJob.ALWAYS,

@@ -29,7 +29,7 @@ from healthd.api import (
 from healthd.nvidia.recovery_action import ACTIONS, RESETS, UNKNOWN
 
 USES = "nvml"
-AFTER_EVENTS = ("xid", "gsp", "job_end")
+AFTER_EVENTS = ("xid", "gsp", "gpu_event", "gpu_recovery_action", "job_end")
 
 
 def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observation | Repair | NothingToCheck]:

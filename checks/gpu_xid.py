@@ -1,5 +1,7 @@
 """GPU faults in the kernel log: Xids, GPUs that fell off the bus, and driver messages without an Xid.
 
+With events = true in [nvml], also Xids and GPU Operational Events that NVML reports while a job uses a GPU.
+
 Rules: NVIDIA's Xid catalogue assigns each code an immediate action, which determines the severity. A code is CRITICAL
 if the GPU must be reset or is lost. Codes that an application can cause never drain a node, and unknown codes are
 warnings. Driver messages about the GSP or NVLink without an Xid are reported only if no Xid within a minute reports the
@@ -49,6 +51,9 @@ COVERED_BY: Mapping[str, frozenset[str]] = {
     ),
     "rc_watchdog": frozenset({"8", *map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS), "154", "fallen_off_bus"}),
     "nvlink": frozenset({"74", "79", "136", "155", *map(str, xid_table.NVLINK5)}),
+    "operational_event": frozenset(
+        {*map(str, xid_table.LOST_XIDS | xid_table.RESET_XIDS | {*xid_table.NVLINK5}), "74", "fallen_off_bus"}
+    ),
 }
 # Xids 171 and 172 add detail to an uncorrectable memory error. With that error's Xid they are only recorded; alone they
 # warn.
@@ -121,6 +126,8 @@ def _name(event: KernelEvent) -> str:
     """Return the text after "gpu_xid/" in the event's code, or "" for events that belong to other checks."""
     if event.kind in ("gsp", "nvlink", "peermem", "rc_watchdog"):
         return event.kind
+    if event.kind == "gpu_event":
+        return "operational_event"
     return event.code if event.kind in ("xid", "gpu_fallen_off_bus") else ""
 
 
@@ -195,6 +202,8 @@ def _rule(event: KernelEvent, part: str, main_events: Sequence[KernelEvent], nod
         return _with_window(xid_table.meaning(event), config)
     if event.kind == "peermem":
         return Rule(Severity.WARNING, Clears.WINDOW, config.application_window_seconds)
+    if event.kind == "gpu_event":
+        return _operational(event, config)
     if event.kind in ("nvlink", "rc_watchdog"):
         return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
     is_present = part in {gpu.pci for gpu in node.gpus} | {d.pci for d in node.devices if d.kind == "gpu"}
@@ -213,6 +222,18 @@ def _with_window(meaning: XidMeaning, config: Config) -> Rule:
         return Rule(meaning.severity, meaning.clears)
     window = config.application_window_seconds if meaning.caused_by_application else config.warning_window_seconds
     return Rule(meaning.severity, meaning.clears, window)
+
+
+def _operational(event: KernelEvent, config: Config) -> Rule:
+    """Return the rule for an operational event without an Xid. It never drains: NVIDIA calls these events a preview,
+    whose codes and severities "may change before the interface is declared stable"
+    (docs.nvidia.com/deploy/gpu-operational-events). The checks that read the GPU's state run at once and drain. An
+    event that follows another one of its group is only recorded.
+    """
+    is_serious = event.field("severity") == "fatal" or event.field("uncontained") == "true"
+    if is_serious and event.field("primary") == "true":
+        return Rule(Severity.WARNING, Clears.GPU_RESET, config.warning_window_seconds)
+    return Rule(Severity.INFO, Clears.WINDOW, config.application_window_seconds)
 
 
 def _gsp(event: KernelEvent, is_present: bool, config: Config) -> Rule:
@@ -309,6 +330,9 @@ _TEXT_CODES = {
 def _event_text(event: KernelEvent) -> str:
     names = ("status", "unit", "link", "fatal", "recovery_to", "gpu_instance", "caused_by")
     found = {name: event.field(name) for name in names}
+    if event.kind == "gpu_event":
+        words = [event.field("severity"), *(name for name in ("uncontained",) if event.field(name))]
+        return f"operational event {printable(event.code)} without an Xid ({', '.join(words)})"
     if event.kind != "xid":
         texts = [_TEXT_CODES.get(event.code, event.code)]
         texts[0] += f" ({found['status']})" if found["status"] else ""
@@ -350,6 +374,7 @@ def known_codes() -> list[str]:
         "probe_failed",
         "gsp",
         "nvlink",
+        "operational_event",
         "peermem",
         "rc_watchdog",
     )
@@ -386,6 +411,7 @@ CAUSES = {
     "gpu_xid/probe_failed": FailureCause.DRIVER,
     "gpu_xid/gsp": FailureCause.GSP,
     "gpu_xid/nvlink": FailureCause.NVLINK,
+    "gpu_xid/operational_event": FailureCause.GPU,
     "gpu_xid/peermem": FailureCause.DRIVER,
     "gpu_xid/rc_watchdog": FailureCause.GPU,
     **{f"gpu_xid/{number}": cause for cause, numbers in _XIDS.items() for number in numbers},

@@ -5,9 +5,16 @@ idle, absent or half upgraded is normal where Slurm or a container starts IMEX f
 were false for days (github.com/NVIDIA/aicr/issues/2641, github.com/NVIDIA/DCGM/issues/308). Nothing is therefore
 queried unless the settings expect IMEX to run at all times.
 
+The node cannot tell whether a job uses IMEX. With SwitchType=switch/nvidia_imex, Slurm allocates a channel to every
+job, also to jobs on one node (slurm.conf(5), SwitchParameters), and starts no service. The channel's device exists only
+in the mount namespace of the job (github.com/SchedMD/slurm, src/plugins/switch/nvidia_imex/imex_device.c,
+setup_imex_channel). Only slurmctld knows the number of a job's nodes, and healthd does not query it for each job. Set
+`expected` where nvidia-imex runs as a service for all jobs.
+
 A service that does not run on this node is degraded. A domain that is not UP is only a warning, because the cause is
 usually another node, which has its own condition: `nvidia-imex-ctl -N -j` lists each configured node, and a node that
-the daemon cannot reach is UNAVAILABLE.
+the daemon cannot reach is UNAVAILABLE. While the nodes have different versions, as during a rolling upgrade, the domain
+is not judged.
 """
 
 from __future__ import annotations
@@ -31,6 +38,7 @@ from healthd.api import (
     Seconds,
     Severity,
 )
+from healthd.host.program import ProgramResult
 
 USES = ""
 
@@ -72,14 +80,12 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
     result = host.run(DOMAIN_COMMAND, seconds)
     if result is None:
         raise RuntimeError("cannot query the IMEX domain: nvidia-imex-ctl is missing")
-    if result.status != 0:
-        message = (result.stderr or result.stdout).strip()[:200]
-        raise RuntimeError(f"nvidia-imex-ctl: exit status {result.status} (is IMEX_CMD_ENABLED set?): {message}")
-    domain, nodes = parse(result.stdout)
+    domain, nodes, versions = _domain(result)
     not_ready = [f"{name} {status}" for name, status in nodes.items() if status != READY]
     yield Observation("imex_nodes", len(nodes))
     yield Observation("imex_nodes_ready", len(nodes) - len(not_ready))
-    if domain != "UP":
+    yield Observation("imex_versions", len(versions))
+    if domain != "UP" and len(versions) < 2:
         named = ", ".join(not_ready[:MAX_NAMED_NODES])
         more = f" and {len(not_ready) - MAX_NAMED_NODES} more" if len(not_ready) > MAX_NAMED_NODES else ""
         yield Finding(
@@ -90,6 +96,18 @@ def run(host: Host, config: Config, past: History) -> Iterator[Finding | Observa
             confirm_seconds=config.confirm_seconds,
             shared_cause=True,
         )
+
+
+def _domain(result: ProgramResult) -> tuple[str, dict[str, str], frozenset[str]]:
+    """Return the domain as `parse` does. The exit status counts only if nothing was reported: no source tells whether
+    it is 0 for a domain that is DOWN. Raises RuntimeError or ValueError."""
+    try:
+        return parse(result.stdout)
+    except ValueError:
+        if result.status == 0:
+            raise
+    message = (result.stderr or result.stdout).strip()[:200]
+    raise RuntimeError(f"nvidia-imex-ctl: exit status {result.status} (is IMEX_CMD_ENABLED set?): {message}")
 
 
 def _service_state(host: Host, seconds: float) -> str:
@@ -107,6 +125,7 @@ def _service_state(host: Host, seconds: float) -> str:
 class _Node(msgspec.Struct):
     host: str
     status: str
+    version: str = ""
 
 
 class _Domain(msgspec.Struct):
@@ -114,8 +133,9 @@ class _Domain(msgspec.Struct):
     nodes: dict[str, _Node]
 
 
-def parse(text: str) -> tuple[str, dict[str, str]]:
-    """Return the domain's state and each node's status, by address, from the output of `nvidia-imex-ctl -N -j`.
+def parse(text: str) -> tuple[str, dict[str, str], frozenset[str]]:
+    """Return the domain's state, each node's status by address, and the versions of the nodes that report one, from the
+    output of `nvidia-imex-ctl -N -j`.
 
     Raises ValueError for any other output.
     """
@@ -125,13 +145,15 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
         raise ValueError(f"nvidia-imex-ctl: not a domain: {text[:60]!r}") from error
     if domain.status not in DOMAIN_STATES or not domain.nodes:
         raise ValueError(f"nvidia-imex-ctl: not a domain: {text[:60]!r}")
-    return domain.status, {node.host[:64]: node.status[:32] for node in domain.nodes.values()}
+    versions = frozenset(node.version for node in domain.nodes.values() if node.version)
+    return domain.status, {node.host[:64]: node.status[:32] for node in domain.nodes.values()}, versions
 
 
 OBSERVATIONS = {
     "imex_active": Meaning("1 if the IMEX service is active, else 0. Only if IMEX is expected."),
     "imex_nodes": Meaning("Nodes in this node's IMEX domain."),
     "imex_nodes_ready": Meaning("Nodes in this node's IMEX domain that are ready."),
+    "imex_versions": Meaning("Number of different IMEX versions in this node's IMEX domain."),
 }
 
 EXPLAIN = {

@@ -139,7 +139,7 @@ def test_cpu_reads_each_file_once(node):
             return super().read(path)
 
     run_check(cpu, Host(node().root, system=RecordingTree(node().root)))
-    assert len(paths) == len(set(paths)) == 1 + 2 * 2 + 8
+    assert len(paths) == len(set(paths)) == 2 + 2 * 2 + 8
 
 
 def test_governor_of_offline_cpus_is_ignored(node):
@@ -253,3 +253,77 @@ def test_throttling_warns_while_count_grows_and_never_drains(node):
         story.run_check(node({COUNT.format(0): f"{number}\n"}))
         assert (story.codes, story.drained) == (["cpu/throttled"], False)
     assert story.run_checks(node({COUNT.format(0): "19\n"}), 2).codes == []
+
+
+# --- Grace: the files of two sockets (NVIDIA/DCGM 4.6.0, modules/sysmon/tests/DcgmSystemMonitorTests.cpp and
+# DcgmModuleSysmonTests.cpp)
+
+SOC = {"/sys/devices/soc0/soc_id": "jep106:036b:0241\n"}
+ZONE = "/sys/class/thermal/thermal_zone{}"
+
+
+def grace(celsius=(45.5, 46.0), critical=104.5):
+    files = dict(SOC)
+    parts = [f"{part} Power Socket {socket}" for socket in (0, 1) for part in ("Module", "Grace", "CPU", "SysIO")]
+    for number, part in enumerate([*parts, "Power meter of another device"]):
+        meter = f"/sys/class/hwmon/hwmon{number}/device/power1"
+        files |= {f"{meter}_oem_info": f"{part}\n", f"{meter}_average": f"{(number + 1) * 25_000_000}\n"}
+    for socket, degrees in enumerate(celsius):
+        zone = ZONE.format(socket)
+        files |= {
+            f"{zone}/device/description": f"Thermal Zone Skt{socket} TJMax\n",
+            f"{zone}/temp": f"{degrees * 1000:.0f}\n",
+            f"{zone}/trip_point_{socket}_type": "critical\n",
+            f"{zone}/trip_point_{socket}_temp": f"{critical * 1000:.0f}\n",
+            f"{zone}/trip_point_{1 - socket}_type": "passive\n",
+            f"{zone}/trip_point_{1 - socket}_temp": "40000\n",
+        }
+    files |= {f"{ZONE.format(7)}/device/description": "Thermal Zone Skt0 BMC\n", f"{ZONE.format(7)}/temp": "200000\n"}
+    return files
+
+
+def test_power_and_temperature_of_grace_are_metrics(node):
+    results = run_check(cpu, node(grace()))
+    watts = {item.labels: item.value for item in observations_named(results, "cpu_power_watts")}
+    assert len(watts) == 8
+    assert watts[("socket", "0"), ("part", "module")] == 25.0
+    assert watts[("socket", "1"), ("part", "cpu")] == 175.0
+    celsius = [(item.labels, item.value) for item in observations_named(results, "cpu_temperature_celsius")]
+    assert celsius == [((("socket", "0"),), 45.5), ((("socket", "1"),), 46.0)]
+    assert [item for item in results if isinstance(item, Finding)] == [], "a passive trip point is no fault"
+
+
+def test_critical_trip_point_warns_and_never_drains(node):
+    hot = node(grace((45.5, 104.5)))
+    (finding,) = findings(cpu, hot)
+    assert (finding.code, finding.subject, finding.severity) == (
+        "cpu/critical_temperature",
+        "socket1",
+        Severity.WARNING,
+    )
+    assert not Story(cpu).run_checks(hot, 20).drained
+
+
+@pytest.mark.parametrize("critical", [0, -1])
+def test_trip_point_without_temperature_is_ignored(node, critical):
+    assert findings(cpu, node(grace(critical=critical))) == []
+
+
+def test_files_of_other_cpus_are_not_read(node):
+    files = {**grace((200.0, 200.0)), "/sys/devices/soc0/soc_id": "jep106:0a16:0001\n"}
+    assert findings(cpu, node(files)) == []
+
+
+def test_power_meter_without_value_is_left_out(node):
+    meter = "/sys/class/hwmon/hwmon0/device/power1_average"
+    results = run_check(cpu, node({**grace(), meter: "N/A\n"}))
+    assert len([*observations_named(results, "cpu_power_watts")]) == 7
+
+
+@given(st.one_of(st.text(max_size=12), st.integers(-(10**9), 10**9).map(str)))
+@settings(max_examples=60, suppress_health_check=also(HealthCheck.function_scoped_fixture))
+def test_any_temperature_is_a_number_or_an_error(node, text):
+    changed = {f"{ZONE.format(0)}/temp": text.encode("utf-8", "replace").decode("utf-8")}
+    results, error = run_until_error(cpu, node({**grace(), **changed}))
+    read = [item.value for item in observations_named(results, "cpu_temperature_celsius") if item.labels[0][1] == "0"]
+    assert read or f"{ZONE.format(0)}/temp: not a temperature" in error

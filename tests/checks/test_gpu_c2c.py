@@ -48,16 +48,92 @@ def test_machine_without_c2c_has_nothing_to_check(host):
     assert results == [NO_LINK]
 
 
-def test_links_that_no_gpu_uses_are_not_checked(host):
-    text = f"c2c_inactive = {[*range(10)]}"
+ALL_DOWN = f"c2c_inactive = {[*range(10)]}"
+NO_STATES = f"c2c_unreported = {[*range(10)]}"
+
+
+@pytest.mark.parametrize("mode", ["c2c_enabled = false", 'unsupported = ["nvmlDeviceGetC2cModeInfoV"]'])
+def test_links_that_no_gpu_uses_are_not_checked(host, mode):
+    text = f"{ALL_DOWN}\n{mode}"
     assert list(gpu_c2c.run(host(grace(text, text)), Config(), History({}, NOW, BOOT))) == [NO_LINK]
 
 
-def test_link_active_on_other_gpus_is_degraded_after_a_minute(host):
+def test_fewer_active_links_than_other_gpus_are_degraded_after_a_minute(host):
     (finding,) = findings(gpu_c2c, host(grace("c2c_inactive = [2, 7]")))
     assert (finding.code, finding.subject, finding.severity) == ("gpu_c2c/inactive", PCI, Severity.DEGRADED)
     assert (finding.clears, finding.confirm_seconds) == (Clears.PASS, 60.0)
-    assert finding.message == "2 of 10 C2C links to the CPU are down, active on other GPUs: 2, 7"
+    assert finding.message == "2 of 10 C2C links to the CPU are down: 2, 7; another GPU has 10 active links"
+
+
+def test_all_links_of_all_gpus_down_are_degraded_while_c2c_is_on(host):
+    down = host(grace(ALL_DOWN, ALL_DOWN))
+    found = findings(gpu_c2c, down)
+    assert [(f.code, f.severity) for f in found] == [("gpu_c2c/inactive", Severity.DEGRADED)] * 8
+    assert found[0].message == "10 of 10 C2C links to the CPU are down: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    story = Story(gpu_c2c).run_checks(down, 3)
+    assert (story.drained, story.requeued) == (True, False)
+
+
+def test_only_gpu_with_all_links_down_is_degraded(host):
+    """GH200 has one GPU, and so no peer."""
+    lone = host(f'pci = ["{PCI}"]\n[gpu.0]\nc2c_links = 10\n{ALL_DOWN}')
+    assert [f.severity for f in findings(gpu_c2c, lone)] == [Severity.DEGRADED]
+
+
+@pytest.mark.parametrize(
+    ("gpu_3", "numbers"), [("c2c_unreported = [2, 7]", "2, 7"), (NO_STATES, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9")]
+)
+def test_unreported_state_is_not_down_and_only_warns(host, gpu_3, numbers):
+    blind = host(grace(gpu_3))
+    (finding,) = findings(gpu_c2c, blind)
+    assert (finding.code, finding.subject, finding.severity) == ("gpu_c2c/inactive", PCI, Severity.WARNING)
+    assert finding.message.endswith(f"C2C links to the CPU: {numbers}; another GPU has 10 active links")
+    assert not Story(gpu_c2c).run_checks(blind, 20).drained
+
+
+def test_gpu_without_c2c_links_next_to_others_of_its_model_warns(host):
+    (finding,) = findings(
+        gpu_c2c, host(grace("c2c_links = 0").replace("c2c_links = 10\nc2c_links = 0", "c2c_links = 0"))
+    )
+    assert (finding.subject, finding.severity) == (PCI, Severity.WARNING)
+    other_model = grace('name = "NVIDIA T1000"\nc2c_links = 0').replace("c2c_links = 10\nname", "name")
+    assert findings(gpu_c2c, host(other_model)) == []
+
+
+def test_states_that_no_gpu_reports_are_not_checked(host):
+    assert list(gpu_c2c.run(host(grace(NO_STATES, NO_STATES)), Config(), History({}, NOW, BOOT))) == [NO_LINK]
+
+
+def test_unreported_link_hides_no_link_that_is_down(host):
+    (finding,) = findings(gpu_c2c, host(grace("c2c_unreported = [2]\nc2c_inactive = [7]")))
+    assert finding.severity is Severity.DEGRADED
+    assert "1 of 10 C2C links to the CPU is down: 7; the driver reports no state" in finding.message
+
+
+LOWER, UPPER = "c2c_inactive = [0, 1, 2, 3, 4]", "c2c_inactive = [5, 6, 7, 8, 9]"
+
+
+def test_gpus_that_use_other_links_only_warn(host):
+    """If the driver counted more links than a GPU uses, each GPU could use others."""
+    found = findings(gpu_c2c, host(grace(UPPER, LOWER)))
+    assert [f.severity for f in found] == [Severity.WARNING] * 8
+    assert not Story(gpu_c2c).run_checks(host(grace(UPPER, LOWER)), 20).drained
+    (degraded,) = (
+        f
+        for f in findings(gpu_c2c, host(grace("c2c_inactive = [0, 5, 6, 7, 8, 9]", LOWER)))
+        if f.severity > Severity.WARNING
+    )
+    assert (degraded.subject, degraded.severity) == (PCI, Severity.DEGRADED)
+
+
+def test_unused_links_without_state_are_no_fault(host):
+    text = "c2c_unreported = [5, 6, 7, 8, 9]"
+    assert findings(gpu_c2c, host(grace(text, text))) == []
+
+
+def test_unreadable_c2c_mode_fails_run(host):
+    text = f'{ALL_DOWN}\nerrors = {{ nvmlDeviceGetC2cModeInfoV = "Unknown" }}'
+    assert "nvmlDeviceGetC2cModeInfoV" in run_until_error(gpu_c2c, host(grace(text, text)))[1]
 
 
 def test_gpu_without_active_link_is_degraded(host):

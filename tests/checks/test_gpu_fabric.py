@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 from fake_gpus import fake_pci_gpus
-from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, parse_or_error, run_check, scenarios
+from fakes import (
+    BOOT,
+    NOW,
+    codes,
+    findings,
+    healthy_gpus,
+    observations_named,
+    parse_or_error,
+    run_check,
+    run_until_error,
+    scenarios,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -105,8 +116,13 @@ def test_gpu_not_joined_after_five_minutes_is_critical(host, state, state_text):
     (finding,) = findings(gpu_fabric, host(f"gpu.3.fabric_state = {state}"))
     assert (finding.code, finding.subject) == ("gpu_fabric/not_joined", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 300.0)
-    assert finding.shared_cause
+    assert not finding.shared_cause, "the other GPUs have joined"
     assert finding.message == f"the GPU has not joined the NVLink fabric: {state_text}"
+
+
+def test_gpus_that_have_all_not_joined_have_a_shared_cause(host):
+    waiting = host("".join(f"gpu.{n}.fabric_state = 2\n" for n in range(8)))
+    assert [(f.code, f.shared_cause) for f in findings(gpu_fabric, waiting)] == [("gpu_fabric/not_joined", True)] * 8
 
 
 @pytest.mark.parametrize("state", [4, 2**32 - 1])
@@ -349,6 +365,75 @@ def test_lost_fabric_manager_hides_no_other_problem(host):
     found = findings(gpu_fabric, host(health(2 << 14 | 1 << 4, 2)))
     assert codes(found) == ["gpu_fabric/unhealthy", "gpu_fabric/manager_lost"]
     assert found[0].message == "the GPU is not healthy in the NVLink fabric: routes are unhealthy"
+
+
+# --- problems of all GPUs of a tray
+
+NOT_ENOUGH_LINKS = f"{IN_DOMAIN}\nfabric_health = {5 << 8}"
+LESS_BANDWIDTH = f"{IN_DOMAIN}\nfabric_health = 1"
+WITHOUT_PARTITION = f"{IN_DOMAIN}\nfabric_health = {2 << 12}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "severity"),
+    [
+        (LESS_BANDWIDTH, "gpu_fabric/degraded", Severity.DEGRADED),
+        (NOT_ENOUGH_LINKS, "gpu_fabric/unhealthy", Severity.CRITICAL),
+        (WITHOUT_PARTITION, "gpu_fabric/unhealthy", Severity.CRITICAL),
+    ],
+)
+def test_problem_of_all_gpus_of_tray_suspects_switch_side_and_never_requeues(host, fault, code, severity):
+    faulty = host(tray(fault), profile="dgx-b200")
+    found = findings(gpu_fabric, faulty)
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [(code, severity, True)] * 4
+    assert all(f.message.endswith("; all GPUs of this node report it: suspect the switch side") for f in found)
+    story = Story(gpu_fabric).run_checks(faulty, 3)
+    assert (story.drained, story.requeued) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["fabric_status = 23", "fabric_summary = 2", *(f"fabric_health = {number << 8}" for number in (2, 3, 6, 7, 8, 9))],
+)
+def test_misconfiguration_of_tray_is_its_own_fault(host, fault):
+    faulty = host(tray(f"{IN_DOMAIN}\n{fault}"), profile="dgx-b200")
+    assert [(f.code, f.shared_cause) for f in findings(gpu_fabric, faulty)] == [("gpu_fabric/unhealthy", False)] * 4
+    story = Story(gpu_fabric).run_checks(faulty, 3)
+    assert (story.drained, story.requeued) == (True, True)
+
+
+def test_switch_fault_that_ends_on_one_gpu_first_requeues_nothing(host):
+    story = Story(gpu_fabric).run_checks(host(tray(WITHOUT_PARTITION), profile="dgx-b200"), 3)
+    healing = host(tray(IN_DOMAIN, WITHOUT_PARTITION), profile="dgx-b200")
+    assert (story.drained, story.requeued) == (True, False)
+    assert not story.run_check(healing).requeued
+    assert story.run_check(healing).requeued
+
+
+@pytest.mark.parametrize("others", [IN_DOMAIN, f"{IN_DOMAIN}\nfabric_state = 2", WITHOUT_PARTITION])
+def test_problem_that_one_gpu_of_tray_lacks_is_their_own_fault(host, others):
+    found = findings(gpu_fabric, host(tray(NOT_ENOUGH_LINKS, others), profile="dgx-b200"))
+    assert not any(f.shared_cause for f in found)
+
+
+def test_gpu_of_tray_with_a_further_problem_also_has_its_own_fault(host):
+    both = f"{IN_DOMAIN}\nfabric_health = {5 << 8 | 1 << 4}"
+    found = findings(gpu_fabric, host(tray(both, NOT_ENOUGH_LINKS), profile="dgx-b200"))
+    assert [f.shared_cause for f in found] == [False, True, True, True]
+
+
+def test_problem_of_all_gpus_of_hgx_board_is_its_own_fault(host):
+    text = "".join(f"[gpu.{n}]\nplatform = {{ peer_type = 1 }}\nfabric_health = {5 << 8}\n" for n in range(8))
+    found = findings(gpu_fabric, host(text, profile="dgx-b200"))
+    assert [(f.code, f.shared_cause) for f in found] == [("gpu_fabric/unhealthy", False)] * 8
+
+
+def test_unreadable_platform_hides_no_problem(host):
+    text = tray('fabric_health = 1280\nerrors = { nvmlDeviceGetPlatformInfo = "Unknown" }')
+    results, error = run_until_error(gpu_fabric, host(text, profile="dgx-b200"))
+    found = [item for item in results if isinstance(item, Finding)]
+    assert [(f.code, f.shared_cause) for f in found] == [("gpu_fabric/unhealthy", False)] * 4
+    assert "nvmlDeviceGetPlatformInfo" in error
 
 
 # --- no fault

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from fake_gpus import fake_pci_gpus
-from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, run_check, run_rounds
+from fakes import BOOT, NOW, codes, findings, healthy_gpus, observations_named, run_check, run_rounds, run_until_error
+from health_checks import also
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from story import Story
-from trees import add_pci_device
+from trees import add_pci_device, write
 
 from healthd.checks import gpu_nvlink
 from healthd.checks.gpu_nvlink import Config
 from healthd.common.history import History
-from healthd.common.model import Clears, Finding, Severity
+from healthd.common.model import Clears, Finding, NothingToCheck, Severity
 from healthd.nvidia.nvml import NvmlError, _unpacked_ber
 
 PCI = fake_pci_gpus("dgx-h100")[3]
@@ -45,7 +50,18 @@ def test_message_uses_singular_for_one_link(host):
 
 def test_links_not_reported_by_driver_are_down(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlinks = 16"))
-    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 16, 17"
+    assert (finding.code, finding.severity) == ("gpu_nvlink/inactive", Severity.CRITICAL)
+    assert finding.message == "2 NVLinks are not active, but active on other GPUs; not reported: 16, 17"
+
+
+@pytest.mark.parametrize("fields", ["", "unsupported_fields = [165]"])
+def test_link_whose_traffic_is_disabled_is_active_and_warns(host, fields):
+    results = run_check(gpu_nvlink, host(f"[gpu.3]\nnvlink_traffic_disabled = [5, 17]\n{fields}\n"))
+    (finding,) = (item for item in results if isinstance(item, Finding))
+    assert (finding.code, finding.subject) == ("gpu_nvlink/traffic_disabled", PCI)
+    assert (finding.severity, finding.confirm_seconds) == (Severity.WARNING, 60.0)
+    assert finding.message == "2 NVLinks are active, but without traffic: 5, 17"
+    assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [18] * 8
 
 
 def test_unreported_link_does_not_hide_later_links(host):
@@ -62,10 +78,10 @@ def test_unreported_link_does_not_hide_later_links(host):
         18,
     ]
     (finding,) = (item for item in results if isinstance(item, Finding))
-    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 7, 17"
+    assert finding.message == "2 NVLinks are not active, but active on other GPUs; down: 17; not reported: 7"
 
 
-def test_unreported_links_at_the_end_of_all_gpus_do_not_exist(host):
+def test_links_that_no_gpu_reports_are_no_fault_without_nvswitches(host):
     text = "".join(f"[gpu.{n}]\nnvlink_unreported = [16, 17]\n" for n in range(8))
     results = run_check(gpu_nvlink, host(text))
     assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [16] * 8
@@ -277,18 +293,15 @@ def test_nvml_error_fails_run(host):
 RACK_PLACE = 'peer_type = 1, serial = "1820000000001", slot = 14, tray = 4, host = 1'
 
 
-def gpus_text(count, settings, first):
-    """Return the settings for `count` GPUs. `first` is added to GPU 0."""
-    tables = (f"[gpu.{n}]\n{settings}\n{first if n == 0 else ''}\n" for n in range(count))
-    addresses = ", ".join(f'"{pci}"' for pci in fake_pci_gpus("dgx-b200")[:count])
-    return f"pci = [{addresses}]\n" + "".join(tables)
-
-
 def tray(settings="", first="", name="NVIDIA GB200", place=RACK_PLACE, capability="[10, 0]"):
     """Return the text of a compute tray: 4 GPUs, connected to switches outside the node (qx-gb200.xml, qx-gb300.xml in
-    k8s-test-infra)."""
+    k8s-test-infra). `settings` are those of each GPU, or a list with those of GPU 0, 1, ...; `first` is added to GPU
+    0."""
     about = f'name = "{name}"\ncompute_capability = {capability}\nnvlink_speed = 53125\nplatform = {{ {place} }}\n'
-    return gpus_text(4, f"{about}{settings}", first)
+    each = settings if isinstance(settings, list) else [settings] * 4
+    tables = (f"[gpu.{n}]\n{about}{each[n]}\n{first if n == 0 else ''}\n" for n in range(4))
+    addresses = ", ".join(f'"{pci}"' for pci in fake_pci_gpus("dgx-b200")[:4])
+    return f"pci = [{addresses}]\n" + "".join(tables)
 
 
 ALL_DOWN = f"nvlink_inactive = {[*range(18)]}"
@@ -319,6 +332,74 @@ def test_lone_gpu_of_tray_with_link_down_has_no_shared_cause(host):
     assert (finding.severity, finding.shared_cause) == (Severity.CRITICAL, False)
 
 
+@pytest.mark.parametrize("config", [Config(), Config(links=18), Config(links=18, guessed=("links",))])
+@pytest.mark.parametrize(
+    "numbers",
+    [(7, 7, 7, 7), (3, 7, 9, 11)],  # no source tells whether a number leads to the same switch on each GPU
+)
+def test_link_lost_on_each_gpu_of_tray_suspects_switch_side(host, numbers, config):
+    down = [f"nvlink_inactive = [{number}]" for number in numbers]
+    found = findings(gpu_nvlink, host(tray(down), profile="dgx-b200"), config)
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [
+        ("gpu_nvlink/inactive", Severity.CRITICAL, True)
+    ] * 4
+    assert all(f.message.endswith("; all GPUs of this node have lost links: suspect the switch side") for f in found)
+    story = Story(gpu_nvlink, config).run_checks(host(tray(down), profile="dgx-b200"), 3)
+    assert (story.drained, story.requeued) == (True, False)
+
+
+def test_gpu_of_tray_that_lost_more_links_also_has_its_own_fault(host):
+    down = ["nvlink_inactive = [3, 7]", *["nvlink_inactive = [7]"] * 3]
+    found = findings(gpu_nvlink, host(tray(down), profile="dgx-b200"))
+    assert [f.shared_cause for f in found] == [False, True, True, True]
+
+
+def test_link_lost_on_all_but_one_gpu_of_tray_is_their_own_fault(host):
+    found = findings(gpu_nvlink, host(tray(["", *["nvlink_inactive = [7]"] * 3]), profile="dgx-b200"))
+    assert [(f.severity, f.shared_cause) for f in found] == [(Severity.CRITICAL, False)] * 3
+
+
+LINK_7_DOWN = "nvlink_inactive = [7]"
+
+
+def drained_by_switch(host):
+    story = Story(gpu_nvlink).run_checks(host(tray(LINK_7_DOWN), profile="dgx-b200"), 3)
+    assert (story.drained, story.requeued) == (True, False)
+    return story
+
+
+def test_switch_fault_that_ends_on_one_gpu_first_requeues_nothing(host):
+    story = drained_by_switch(host)
+    healing = host(tray(["", *[LINK_7_DOWN] * 3]), profile="dgx-b200")
+    assert not story.run_check(healing).requeued
+    assert not story.run_check(host(tray(), profile="dgx-b200")).requeued
+    assert not story.run_check(host(tray(), profile="dgx-b200")).drained
+
+
+def test_switch_fault_that_has_ended_on_one_gpu_for_a_minute_is_the_others_own_fault(host):
+    healing = host(tray(["", *[LINK_7_DOWN] * 3]), profile="dgx-b200")
+    assert drained_by_switch(host).run_checks(healing, 2).requeued
+
+
+def test_gpu_that_loses_a_second_link_for_a_minute_has_its_own_fault(host):
+    story = drained_by_switch(host)
+    second = host(tray(["nvlink_inactive = [3, 7]", *[LINK_7_DOWN] * 3]), profile="dgx-b200")
+    assert not story.run_check(second).requeued
+    assert story.run_check(second).requeued
+
+
+def test_switch_fault_that_is_not_confirmed_yet_and_ends_on_one_gpu_first_requeues_nothing(host):
+    story = Story(gpu_nvlink).run_check(host(tray(LINK_7_DOWN), profile="dgx-b200"))
+    story.run_check(host(tray(["", *[LINK_7_DOWN] * 3]), profile="dgx-b200"))
+    assert (story.drained, story.requeued) == (True, False)
+
+
+def test_virtual_machine_of_rack_knows_it_by_its_nvlink_domain(host):
+    domain = 'fabric_cluster = "00000001-0000-0000-0000-000000000001"\nvirtualization = 1\nnvlink_inactive = [7]'
+    found = findings(gpu_nvlink, host(tray(domain, place="peer_type = 1, host = 1"), profile="dgx-b200"))
+    assert [f.shared_cause for f in found] == [True] * 4
+
+
 def test_healthy_tray_gives_no_finding(host):
     results = run_check(gpu_nvlink, host(tray(), profile="dgx-b200"))
     assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [18] * 4
@@ -335,8 +416,10 @@ def test_links_down_on_all_gpus_of_hgx_board_are_critical(host, tmp_path, profil
     for config in (Config(), Config(links=18, guessed=("links",))):
         found = findings(gpu_nvlink, host(text, profile, str(tmp_path)), config)
         assert [(f.code, f.severity, f.expects, f.shared_cause) for f in found] == [
-            ("gpu_nvlink/inactive", Severity.CRITICAL, "", down is ALL_DOWN)
+            ("gpu_nvlink/inactive", Severity.CRITICAL, "", False)
         ] * 8
+    story = Story(gpu_nvlink).run_checks(host(text, profile, str(tmp_path)), 3)
+    assert (story.drained, story.requeued) == (True, True)
 
 
 def test_links_that_the_driver_was_told_not_to_use_are_no_fault(host, tmp_path):
@@ -404,6 +487,102 @@ def test_gpu_with_unreadable_platform_hides_no_other_finding(host):
     with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
         results.extend(gpu_nvlink.run(host(text, profile="dgx-b200"), Config(), History({}, NOW, BOOT)))
     assert len([item for item in results if isinstance(item, Finding)]) == 3
+
+
+# --- links whose state is not reported
+
+NO_STATES = 'unsupported = ["nvmlDeviceGetNvLinkState"]\nunsupported_fields = [165]'
+NO_LINKS = 'unsupported = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState"]'
+
+
+@pytest.mark.parametrize(
+    ("unreported", "message"),
+    [
+        ("nvlink_unreported = [16, 17]", "16 of 18 NVLinks are active; not reported: 16, 17"),
+        (NO_STATES, "0 of 18 NVLinks are active; not reported: 0, 1, 2, "),
+    ],
+)
+def test_links_that_no_gpu_of_tray_reports_only_warn(host, unreported, message):
+    blind = host(tray(unreported), profile="dgx-b200")
+    found = findings(gpu_nvlink, blind)
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [
+        ("gpu_nvlink/unreported", Severity.WARNING, False)
+    ] * 4
+    assert all(f.message.startswith(message) for f in found)
+    assert not Story(gpu_nvlink).run_checks(blind, 20).drained
+
+
+def test_links_of_baseline_that_no_gpu_reports_only_warn(host):
+    blind = host(tray("nvlink_unreported = [16, 17]"), profile="dgx-b200")
+    found = findings(gpu_nvlink, blind, Config(links=18))
+    assert [(f.code, f.severity, f.expects) for f in found] == [
+        ("gpu_nvlink/unreported", Severity.WARNING, "links")
+    ] * 4
+
+
+@pytest.mark.parametrize("config", [Config(), Config(links=18)])
+def test_unreported_links_hide_no_link_that_is_down(host, config):
+    found = findings(gpu_nvlink, host(tray("nvlink_unreported = [16]\nnvlink_inactive = [7]"), "dgx-b200"), config)
+    assert [(f.code, f.severity) for f in found] == [("gpu_nvlink/inactive", Severity.CRITICAL)] * 4
+    assert found[0].message.startswith("16 of 18 NVLinks are active; down: 7; not reported: 16")
+
+
+@pytest.mark.parametrize("no_links", [NO_LINKS, "nvlinks = 0"])
+@pytest.mark.parametrize("config", [Config(), Config(links=18, guessed=("links",))])
+def test_gpus_for_which_the_driver_reports_no_nvlink_have_none(host, no_links, config):
+    found = findings(gpu_nvlink, host(tray(no_links), profile="dgx-b200"), config)
+    assert codes(found) == ["gpu_nvlink/inactive"] * 4 * bool(config.links)
+
+
+@pytest.mark.parametrize("settings", [NO_STATES, NO_LINKS, "nvlinks = 0"])
+def test_gpus_without_nvswitches_that_report_no_links_have_nothing_to_check(host, settings):
+    cards = host(tray(settings, name="NVIDIA H100 PCIe", place="peer_type = 0", capability="[9, 0]"), "dgx-b200")
+    assert list(gpu_nvlink.run(cards, Config(), History({}, NOW, BOOT))) == [NothingToCheck("no NVLink")]
+
+
+@given(st.sets(st.integers(0, 17)), st.sets(st.integers(0, 17)))
+@settings(max_examples=40, suppress_health_check=also(HealthCheck.function_scoped_fixture))
+def test_every_missing_link_of_one_gpu_is_named(host, down, unreported):
+    text = f"nvlink_inactive = {sorted(down)}\nnvlink_unreported = {sorted(unreported)}"
+    found = findings(gpu_nvlink, host(tray(first=text), profile="dgx-b200"))
+    assert [f.code for f in found] == ["gpu_nvlink/inactive"] * bool(down | unreported)
+    named = {int(number) for f in found for number in re.findall(r"[0-9]+", f.message.partition(";")[2])}
+    assert named == down | unreported
+
+
+# --- after a boot
+
+
+@pytest.mark.parametrize("config", [Config(), Config(links=12)])
+@pytest.mark.parametrize(("uptime", "found"), [("120.5 900.1", 0), ("301.0 900.1", 8)])
+def test_a100_without_active_links_has_five_minutes_after_boot(host, tmp_path, uptime, found, config):
+    for number in range(6):
+        add_pci_device(tmp_path, f"0000:0{number}:00.0", "0x068000")
+    write(tmp_path, {"/proc/uptime": f"{uptime}\n"})
+    text = "".join(f"[gpu.{n}]\nnvlink_inactive = {[*range(12)]}\n" for n in range(8))
+    assert len(findings(gpu_nvlink, host(text, "dgx-a100", str(tmp_path)), config)) == found
+
+
+def test_a100_with_one_link_down_is_reported_after_boot(host, tmp_path):
+    write(tmp_path, {"/proc/uptime": "90.0 900.1\n"})
+    found = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]", "dgx-a100", str(tmp_path)))
+    assert codes(found) == ["gpu_nvlink/inactive"]
+
+
+@pytest.mark.parametrize("state", [1, 2])
+def test_gpu_that_joins_its_fabric_is_left_to_gpu_fabric(host, state):
+    text = "".join(f"[gpu.{n}]\nfabric_state = {state}\n{ALL_DOWN}\n" for n in range(8))
+    assert findings(gpu_nvlink, host(text), Config(links=18)) == []
+    one = host(f"[gpu.3]\nfabric_state = {state}\n{ALL_DOWN}")
+    assert findings(gpu_nvlink, one) == []
+
+
+def test_unreadable_uptime_fails_run_and_hides_no_finding(host, tmp_path):
+    write(tmp_path, {"/proc/uptime": "N/A\n"})
+    down = host(f"gpu.3.nvlink_inactive = {[*range(12)]}", "dgx-a100", str(tmp_path))
+    results, error = run_until_error(gpu_nvlink, down)
+    assert "/proc/uptime" in error
+    assert codes([item for item in results if isinstance(item, Finding)]) == ["gpu_nvlink/inactive"]
 
 
 # --- speed

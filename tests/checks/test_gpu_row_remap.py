@@ -37,6 +37,13 @@ def test_pending_remap_is_degraded_until_gpu_reset(host):
     assert finding.clears is Clears.GPU_RESET
 
 
+def test_pending_remap_of_real_rtx_pro_6000_is_degraded(host):
+    """The card is that of the fake machine: nvidia-smi -q -d ROW_REMAPPER after Xids 48, 171, 63 and 154."""
+    text = "remap_uncorrectable = 1\nremap_pending = true\nremap_histogram = [511, 1, 0, 0, 0]"
+    (finding,) = findings(gpu_row_remap, host(f"[gpu.1]\n{text}\nrecovery_action = 4", profile="rtx-pro-6000"))
+    assert (finding.code, finding.subject) == ("gpu_row_remap/pending", fake_pci_gpus("rtx-pro-6000")[1])
+
+
 def test_completed_pending_remap_is_evidence_of_a_reset(host):
     results = run_rounds(gpu_row_remap, [host("gpu.3.remap_pending = true"), host()])
     (repair,) = (item for item in results if isinstance(item, Repair))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fakes import BOOT, NOW, findings, observations_named, parse_or_error, run_check, run_until_error
+from fakes import BOOT, NOW, codes, findings, observations_named, parse_or_error, run_check, run_until_error
 from hypothesis import given
 from hypothesis import strategies as st
 from story import Story
@@ -63,7 +63,8 @@ def healthy(_tmp_path: Path) -> tuple[Host, Config]:
 
 def test_domain_that_is_up_gives_no_finding():
     results = run_check(imex, host(unit("active")), EXPECTED)
-    assert {item.name: item.value for item in results} == {"imex_active": 1, "imex_nodes": 2, "imex_nodes_ready": 2}
+    values = {"imex_active": 1, "imex_nodes": 2, "imex_nodes_ready": 2, "imex_versions": 1}
+    assert {item.name: item.value for item in results} == values
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,27 @@ def test_degraded_domain_warns_with_its_nodes():
     (finding,) = findings(imex, host(unit("active"), domain_text("DEGRADED", "READY", "UNAVAILABLE")), EXPECTED)
     assert (finding.code, finding.severity, finding.shared_cause) == ("imex/domain", Severity.WARNING, True)
     assert finding.message == "the IMEX domain of 2 nodes is DEGRADED: 10.0.0.2 UNAVAILABLE"
+
+
+@pytest.mark.parametrize("state", ["DEGRADED", "DOWN"])
+def test_domain_is_not_judged_during_a_rolling_upgrade(state):
+    text = domain_text(state, "READY", "UNAVAILABLE", "READY").replace("580.95.05", "580.105.08", 1)
+    results = run_check(imex, host(unit("active"), text), EXPECTED)
+    assert [item.value for item in observations_named(results, "imex_versions")] == [2]
+    assert [item for item in results if isinstance(item, Finding)] == []
+
+
+def test_node_without_version_is_no_rolling_upgrade():
+    text = domain_text("DOWN", "READY", "UNAVAILABLE").replace("580.95.05", "", 1)
+    assert codes(findings(imex, host(unit("active"), text), EXPECTED)) == ["imex/domain"]
+
+
+@pytest.mark.parametrize("status", [0, 1, 255])
+@pytest.mark.parametrize("state", ["DEGRADED", "DOWN"])
+def test_domain_is_judged_whatever_the_exit_status(state, status):
+    answer = ProgramResult(status, domain_text(state, "READY", "UNAVAILABLE"), "domain is not up")
+    (finding,) = findings(imex, host(unit("active"), answer), EXPECTED)
+    assert (finding.code, finding.severity) == ("imex/domain", Severity.WARNING)
 
 
 def test_message_names_four_nodes():

@@ -122,7 +122,8 @@ def _running_daemon(loaded: Loaded | None, args: argparse.Namespace) -> Running 
             "status", {}
         )
         pause = status.get("pause") or {}
-        return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)))
+        domain = str(status.get("inventory", {}).get("domain_id", ""))
+        return Running(Mode(status.get("mode")), float(pause.get("until", 0.0)), domain)
     except (
         DaemonUnreachable,
         RefusedByDaemon,

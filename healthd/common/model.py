@@ -467,7 +467,12 @@ class Condition(Value, frozen=True):
     severity         the current severity: as reported, capped by settings, and worsened
     found_severity   the reported and worsened severity, before the site's settings; None: equal to `severity`
     expects          the check's setting with the expected value, or ""
+    shared_cause     other nodes may have the same cause. It changes to False only after reports without a shared cause
+                     for `confirm_seconds`
+    own_since        first of the successive reports without a shared cause (0 if the last report had one)
     first_seen       first finding; `persists_since` restarts after a clean run
+    worsened_at      when a milder or acknowledged condition last became a fault that drains, before the site's settings
+                     (0: since first_seen)
     critical_at      when it became open and CRITICAL (0 if never); jobs that started later were not hit
     count            number of kernel events, or of completed runs with the finding
     last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 if never); its
@@ -506,6 +511,7 @@ class Condition(Value, frozen=True):
     worsens: Worsens | None = None
     evidence: str = ""
     shared_cause: bool = False
+    own_since: Moment = 0.0
     last_level_seen: Moment = 0.0
     last_event: Moment = 0.0
     last_sequence: Whole = 0
@@ -513,6 +519,7 @@ class Condition(Value, frozen=True):
     acknowledged_evidence: str = ""
     persists_since: Moment = 0.0
     opened_at: Moment = 0.0
+    worsened_at: Moment = 0.0
     critical_at: Moment = 0.0
     cleared_at: Moment = 0.0
     cleared_by: str = ""

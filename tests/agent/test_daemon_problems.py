@@ -66,6 +66,7 @@ def problems_with(**changes: Any) -> tuple[Problem, ...]:
         kernel_events=namespace(listener=namespace(status=parts["kernel_log"])),
         controller=namespace(status=parts["slurm"]),
         failslow=namespace(problem=""),
+        gpu_events=namespace(problem=""),
         hooks=namespace(problem=parts["hooks_problem"], results=parts["hook_results"]),
         before_resume=namespace(problem=""),
         repair=namespace(program=namespace(problem=parts["repair_problem"])),

@@ -34,6 +34,7 @@ from healthd.common.mountinfo import parse_all
 from healthd.host.host import Host
 from healthd.host.program import ProgramResult
 from healthd.host.system import FileStat
+from healthd.nvidia import fake_scenario
 from healthd.nvidia.fake_nvml import open_fake
 
 if sys.version_info >= (3, 11):
@@ -265,31 +266,46 @@ def test_baseline_keeps_its_own_node_healthy(tmp_path):
     assert serious_codes(settings_of_node(tmp_path), node(tmp_path)) == []
 
 
-@pytest.mark.parametrize(
-    ("fake", "device", "lanes"),
-    [("gb200-nvl72", "0x2941", 16), ("gb300-nvl72", "0x31c2", 16), ("gh200", "0x2342", 1)],
-)
-def test_baseline_of_grace_machine_keeps_it_healthy(tmp_path, fake, device, lanes):
-    def machine(scenario: str = fake) -> Host:
-        return Host(str(tmp_path), lambda: open_fake(scenario))
+PCI_IDS = {  # pci.ids
+    "dgx-a100": "0x20b2",
+    "dgx-b200": "0x2901",
+    "dgx-h100": "0x2330",
+    "dgx-h200": "0x2335",
+    "gb200-nvl72": "0x2941",
+    "gb300-nvl72": "0x31c2",
+    "gh200": "0x2342",
+    "hgx-b300": "0x3182",
+    "rtx-pro-6000": "0x2bb5",
+}
 
-    addresses, in_rack = fake_pci_gpus(fake), fake != "gh200"
-    add_gpus(tmp_path, addresses, device=device, current_link_width=f"{lanes}")
+
+@pytest.mark.parametrize("fake", fake_scenario.profiles())
+def test_baseline_of_machine_keeps_it_healthy_and_detects_losses(tmp_path, fake):
+    addresses, gpu = fake_pci_gpus(fake), fake_scenario.profile(fake).gpu
+    add_gpus(tmp_path, addresses, device=PCI_IDS[fake], current_link_width=f"{gpu.get('pcie_width', 16)}")
     write(tmp_path, {"/sys/devices/system/cpu/online": "0-143\n", "/proc/meminfo": "MemTotal: 1006632960 kB\n"})
     write(tmp_path, {"/proc/self/mountinfo": "1 1 0:5 / / rw - overlay overlay rw\n"})
+
+    def machine(faults: str = "") -> Host:
+        scenario = tmp_path / "scenario.toml"
+        scenario.write_text(f'profile = "{fake}"\n{faults}\n')
+        return Host(str(tmp_path), lambda: open_fake(str(scenario)))
+
     found = collect(machine())
     tables = tables_of(found)
     assert tables["gpu_count"] == {"expected": len(addresses)}
-    assert tables.get("gpu_nvlink") == ({"links": 18} if in_rack else None)
-    assert tables["gpu_pcie"] == {"lanes": lanes}
+    assert tables.get("gpu_nvlink") == ({"links": gpu["nvlinks"]} if "nvlinks" in gpu else None)
+    assert tables.get("gpu_pcie") == ({"lanes": gpu["pcie_width"]} if "pcie_width" in gpu else None)
+    assert tables["gpu_software"].get("vbios") == gpu.get("vbios")
     assert len(tables["pcie_devices"]["expected"]) == len(addresses)
     assert found.left_out == ()
     loaded = settings_with_baseline(found)
     assert serious_codes(loaded, machine()) == []
-    if in_rack:
-        worn = tmp_path / "worn.toml"
-        worn.write_text(f'profile = "{fake}"\n' + "".join(f"gpu.{n}.nvlink_inactive = [7]\n" for n in range(4)))
-        assert set(serious_codes(loaded, machine(str(worn)))) == {"gpu_nvlink/inactive"}
+    if "nvlinks" in gpu:
+        down = "".join(f"gpu.{index}.nvlink_inactive = [7]\n" for index in range(len(addresses)))
+        assert set(serious_codes(loaded, machine(down))) == {"gpu_nvlink/inactive"}
+    (tmp_path / f"sys/bus/pci/devices/{addresses[0]}").unlink()
+    assert serious_codes(loaded, machine("gpu.0.gone = true")) == ["gpu_count/fewer_than_expected", "pcie_devices/gone"]
 
 
 def unlink(*names: str) -> Callable[[Path], None]:

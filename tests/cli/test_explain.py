@@ -16,7 +16,7 @@ from healthd.agent.conditions.ledger import Ledger
 from healthd.agent.conditions.verdict import judge
 from healthd.agent.reporting import explanation
 from healthd.agent.reporting.explanation import NodeContext, Running
-from healthd.agent.reporting.fault_timeline import Effect, possible_findings, timeline
+from healthd.agent.reporting.fault_timeline import Effect, RackRequeue, possible_findings, timeline
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import CheckConfig, Loaded, Settings
 from healthd.agent.slurm.policy import Policy, decide
@@ -109,6 +109,23 @@ def test_timeline_of_formerly_wrong_codes(code, drains, requeues):
     assert explained_times(worst, config, Mode.ACT) == {"drains": drains, "requeues": requeues}
     assert explained_times(worst, config, Mode.DRAIN) == {"drains": drains, "requeues": None}
     assert explained_times(worst, config, Mode.OBSERVE) == {"drains": None, "requeues": None}
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("gpu_nvlink/inactive", RackRequeue.NOT_IF_SHARED),
+        ("gpu_fabric/unhealthy", RackRequeue.NOT_IF_SHARED),
+        ("gpu_fabric/not_joined", RackRequeue.NOT_IF_SHARED),
+        *((f"gpu_xid/{number}", RackRequeue.NOT_IF_ON_ALL_GPUS) for number in (74, 144, 149, 150)),
+        *((code, RackRequeue.ALWAYS) for code in ("gpu_xid/154", "gpu_xid/79", "mount/missing", "ib_link/down")),
+    ],
+)
+def test_explain_names_exceptions_from_requeue_on_a_rack(code, expected):
+    check = CHECKS[code.partition("/")[0]]
+    (run,) = explanation.code_document(code, code, "", check.explain(code), check, NodeContext(None))["here"]
+    assert run["rack_requeue"] == expected.value
+    assert any("NVL72" in sentence for sentence in explanation.sentences(run)) == (expected is not RackRequeue.ALWAYS)
 
 
 def test_captured_line_is_judged_as_its_code_is_explained():
@@ -466,6 +483,25 @@ def test_explain_prefers_mode_and_pause_of_daemon(running, words):
     document = explanation.code_document("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], context)
     text = explanation.text({**document, "settings_problem": ""}, explanation.Page(80))
     assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("running", "origins", "is_listed"),
+    [
+        (Running(Mode.ACT, 0.0, "1a2b3c4d"), {}, True),
+        (Running(Mode.ACT, 0.0), {}, False),
+        (None, {}, False),
+        (None, {"fleet.domain_limit_nodes": "healthd.toml"}, True),
+    ],
+)
+def test_explain_lists_limit_of_nvlink_domain_on_node_in_domain(running, origins, is_listed):
+    context = NodeContext(Loaded(Settings(mode=Mode.ACT, node_name="n"), {}, {}, origins), running)
+    explain = registry.explain(CHECKS, "gpu_xid/79")
+    document = explanation.code_document("79", "gpu_xid/79", "", explain, CHECKS["gpu_xid"], context)
+    rows = {row["setting"]: row["value"] for run in document["here"] for row in run["settings"]}
+    assert rows.get("fleet.domain_limit_nodes") == (2 if is_listed else None)
+    text = " ".join(explanation.text({**document, "settings_problem": ""}, explanation.Page(80)).split())
+    assert ("at most 2 nodes of the domain drained" in text) is is_listed
 
 
 @pytest.mark.parametrize("code", [*CODES, "gpu_xid/others", "nvlink5/149:4"])

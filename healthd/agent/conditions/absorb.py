@@ -153,6 +153,7 @@ def _new_condition(
         worsens=finding.worsens,
         evidence=finding.evidence,
         shared_cause=finding.shared_cause,
+        own_since=0.0 if finding.shared_cause else now,
         persists_since=now,
         found_severity=_as_found(finding).severity,
         expects=finding.expects,
@@ -167,11 +168,14 @@ def _jobs(finding: Finding) -> str:
 
 def _after_report(old: Condition, finding: Finding, started: float, now: float, boot_id: str) -> Condition:
     persists_since = now if old.clean_runs else old.persists_since
+    own_since = _own_since(old, finding, now)
     severity = _worsened(finding.severity, finding.worsens, now - persists_since)
     found = _as_found(finding)
+    found_severity_now = _worsened(found.severity, found.worsens, now - persists_since)
     is_acknowledged = old.state is ConditionState.ACKNOWLEDGED and old.ack is None
     if is_acknowledged and finding.evidence and finding.evidence != old.acknowledged_evidence:
-        old = replace(old, opened_at=0.0, critical_at=0.0)  # new evidence is a new fault, which hits the current jobs
+        # New evidence is a new fault, which hits the current jobs.
+        old = replace(old, opened_at=0.0, critical_at=0.0, worsened_at=now)
     if old.ack or (is_acknowledged and finding.evidence and finding.evidence == old.acknowledged_evidence):
         state = ConditionState.ACKNOWLEDGED
     elif old.state is ConditionState.PENDING and now - persists_since < finding.confirm_seconds:
@@ -190,14 +194,16 @@ def _after_report(old: Condition, finding: Finding, started: float, now: float, 
             boot_id=boot_id,
             worsens=finding.worsens,
             evidence=finding.evidence,
-            shared_cause=finding.shared_cause,
+            shared_cause=finding.shared_cause or _is_still_shared(old, finding, now - own_since),
+            own_since=own_since,
             window_seconds=0.0 if _is_relapsed(old, finding) else finding.window_seconds,
             persists_since=persists_since,
             clean_runs=0,
             quiet_seconds=0.0,
             repaired=False,
             history=False,
-            found_severity=_worsened(found.severity, found.worsens, now - persists_since),
+            found_severity=found_severity_now,
+            worsened_at=_worsened_at(old, found_severity_now, now),
             expects=finding.expects,
             job=_jobs(finding) or old.job,
             slowness=finding.slowness,
@@ -206,8 +212,28 @@ def _after_report(old: Condition, finding: Finding, started: float, now: float, 
     )
 
 
+def _own_since(old: Condition, finding: Finding, now: float) -> float:
+    if finding.shared_cause:
+        return 0.0
+    return now if old.clean_runs or not old.own_since else old.own_since
+
+
+def _is_still_shared(old: Condition, finding: Finding, own_seconds: float) -> bool:
+    """Return True if the reports have been without a shared cause for less than the confirm time.
+
+    A shared fault begins and ends on each part at a different moment, and in between looks like a fault of some parts.
+    """
+    return old.shared_cause and own_seconds < finding.confirm_seconds
+
+
 def _worsened(severity: Severity, worsens: Worsens | None, lasted_seconds: float) -> Severity:
     return max(severity, worsens.severity) if worsens and lasted_seconds >= worsens.after_seconds else severity
+
+
+def _worsened_at(old: Condition, severity: Severity, now: float) -> float:
+    """Return the condition's `worsened_at` after live evidence with this severity before the site's settings."""
+    was_milder = old.history or found_severity(old) < Severity.DEGRADED
+    return now if was_milder and severity >= Severity.DEGRADED else old.worsened_at
 
 
 def _is_relapsed(old: Condition, finding: Finding) -> bool:
@@ -294,6 +320,7 @@ def absorb_events(
                 history=not is_live,
                 observed=level is EvidenceLevel.OBSERVED,
                 found_severity=_as_found(finding).severity,
+                worsened_at=_worsened_at(old, _as_found(finding).severity, last_time) if is_live else old.worsened_at,
                 job=next((job for event in reversed(source_events) if (job := dict(event.fields).get("job"))), old.job),
             ),
             last_time,

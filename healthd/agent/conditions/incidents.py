@@ -21,7 +21,7 @@ _ADDRESSES = ("reporter", "port", "upstream", "parent", "source", "bridge")
 _NUMBERED = {"slot": "slot", "cpu": "CPU", "gpu": "GPU", "gpu_index": "GPU"}
 _FABRIC = "NVLink fabric"  # NVSwitches and the GPUs behind them fail together
 _DISK = regex(r"(nvme\d+)(?:c\d+)?n\d+(?:p\d+)?|([shv]d[a-z]+)\d*|((?:md|mmcblk)\d+)p\d+")
-_GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog")
+_GPU_KINDS = ("xid", "gpu_fallen_off_bus", "gsp", "nvlink", "rc_watchdog", "gpu_event")
 
 
 class Span(NamedTuple):

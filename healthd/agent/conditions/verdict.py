@@ -107,6 +107,8 @@ def early_run_times(conditions: Conditions) -> dict[RunName, float]:
         moments = []
         if c.state is ConditionState.PENDING:
             moments.append(c.persists_since + c.confirm_seconds)
+        if c.shared_cause and c.own_since and c.state is not ConditionState.CLEARED:
+            moments.append(c.own_since + c.confirm_seconds)
         if c.worsens and c.severity < c.worsens.severity and c.state is not ConditionState.CLEARED:
             moments.append(c.persists_since + c.worsens.after_seconds)
         for moment in moments:

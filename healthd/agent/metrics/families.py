@@ -106,6 +106,7 @@ def _conditions(conditions: Sequence[Condition]) -> Iterator[Rows]:
     yield "condition_enforced", rows(lambda c: not c.observed)
     yield "condition_acknowledged", rows(lambda c: c.state is ConditionState.ACKNOWLEDGED)
     yield "condition_since_timestamp_seconds", rows(lambda c: c.opened_at or c.first_seen)
+    yield "condition_begun_timestamp_seconds", rows(lambda c: c.worsened_at or c.first_seen)
     yield (
         "condition_acknowledged_until_timestamp_seconds",
         [(condition_labels(c), c.ack.until) for c in conditions if c.ack],

@@ -64,6 +64,11 @@ FAMILIES = {
         _CONDITION,
         "When a condition was confirmed or, if it is still pending, first reported; seconds since the epoch.",
     ),
+    "condition_begun_timestamp_seconds": Family(
+        _CONDITION,
+        "When a condition was first reported, before its confirm time. If its severity was lower then: when it became "
+        "degraded or critical. Seconds since the epoch.",
+    ),
     "condition_acknowledged_until_timestamp_seconds": Family(
         _CONDITION, "When the healthd ack of a condition expires, in seconds since the epoch."
     ),

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from healthd.agent.reporting import render
 from healthd.agent.reporting.endings import ending_text
-from healthd.agent.reporting.fault_timeline import Effect, Step, possible_findings, timeline
+from healthd.agent.reporting.fault_timeline import Effect, RackRequeue, Step, possible_findings, rack_requeue, timeline
 from healthd.agent.reporting.next_steps import remedy_steps
 from healthd.agent.reporting.render import Document
 from healthd.agent.settings.config import CheckConfig, Loaded, Settings, is_kernel_log_forgeable
@@ -22,7 +22,7 @@ from healthd.agent.slurm.policy import Policy
 from healthd.common.codec import dump
 from healthd.common.duration import duration
 from healthd.common.model import Clears, Explain, Finding, Mode, Requeue, RunName
-from healthd.common.page import Page, date
+from healthd.common.page import Page, date, plural
 from healthd.common.text import printable, regex
 
 RUNBOOKS = "docs/runbooks"
@@ -30,6 +30,7 @@ RESUME_SENTENCE = "healthd removes its own drain after a clean run of every chec
 
 
 _KERNEL_LOG = "kernel_log.source"
+_DOMAIN_LIMIT = "fleet.domain_limit_nodes"
 MODE_UNKNOWN = "default; the actual mode is unknown"
 
 
@@ -38,10 +39,12 @@ class Running(NamedTuple):
 
     mode          the actual mode, which may differ from the settings because of a flag or an older file
     paused_until  epoch seconds, 0 = not paused
+    domain        short id of the node's NVLink domain, or ""
     """
 
     mode: Mode
     paused_until: float
+    domain: str = ""
 
 
 class NodeContext(NamedTuple):
@@ -233,6 +236,7 @@ def _run_document(
             for finding, timeline_steps in timelines
         ],
         "shared": explain.shared if line is None else line.shared_cause,
+        "rack_requeue": rack_requeue(findings[0], explain.shared, config, from_kernel_log).value,
         "at_once": explain.at_once,
         "observed": from_kernel_log and observed,
         "paused_until": context.running.paused_until if context.running else 0.0,
@@ -324,6 +328,9 @@ def _deciding_settings(
         own_hardware = tuple(f"own_hardware_{name}" for name in names)
         for name in (*(names if explain.shared is not False else ()), *(own_hardware if not explain.shared else ())):
             yield row(f"fleet.{name}", getattr(settings.fleet, name))
+        is_set = context.origin(_DOMAIN_LIMIT) != "default"
+        if is_set or (context.running and context.running.domain):
+            yield row(_DOMAIN_LIMIT, settings.fleet.domain_limit_nodes)
 
 
 # --- as text
@@ -338,6 +345,16 @@ _EFFECT_TEXTS = {
 _VICTIMS = {
     Requeue.PART.value: "the batch jobs that use the part",
     Requeue.NODE.value: "all batch jobs on the node",
+}
+_RACK_TEXTS = {
+    RackRequeue.ALWAYS: (),
+    RackRequeue.NOT_IF_SHARED: (
+        "On an NVL72, if the message suspects the switch side, healthd requeues no job: running jobs continue.",
+    ),
+    RackRequeue.NOT_IF_ON_ALL_GPUS: (
+        "On an NVL72, healthd requeues only after 1 min, and no job if all GPUs of the node have reported NVLink "
+        "errors by then: the switches may be the cause.",
+    ),
 }
 _WOULD_TEXTS = {
     Effect.DRAINS: 'healthd would drain the node in mode "drain" or "act": running jobs finish, and no new jobs start',
@@ -366,6 +383,8 @@ def sentences(run: Document) -> Iterator[str]:
             yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in step_texts)
         elif entry["steps"] != run["timelines"][0]["steps"]:
             yield f"If it is {entry['severity']}: {'; '.join(step_texts)}."
+    if any(step["would"] == Effect.REQUEUES.value for entry in run["timelines"] for step in entry["steps"]):
+        yield from _RACK_TEXTS[RackRequeue(run["rack_requeue"])]
     if run["observed"]:
         yield (
             "The kernel log is read from a file in which users can forge lines. Its lines are displayed but never "
@@ -412,6 +431,11 @@ def _limits(run: Document, values: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"Fleet limit: healthd keeps at most {_share(values, 'own_hardware_limit')} drained for faults of the "
             "node's own hardware. Above the limit, this drain waits."
+        )
+    if _DOMAIN_LIMIT in values:
+        yield (
+            "In an NVLink domain that spans several nodes (GB200, GB300), healthd keeps at most "
+            f"{plural(values[_DOMAIN_LIMIT], 'node')} of the domain drained, whatever the cause."
         )
 
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from healthd.agent.conditions.absorb import absorb_events, absorb_result, as_configured
 from healthd.agent.conditions.verdict import judge
 from healthd.agent.settings.config import CheckConfig, configured_severity
+from healthd.agent.slurm.affected_jobs import requeuing
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.model import (
     CheckResult,
@@ -47,6 +48,14 @@ class Effect(enum.Enum):
     WARNS = "warns"
     DRAINS = "drains"
     REQUEUES = "requeues"  # drains, and requeues the jobs that the fault hit
+
+
+class RackRequeue(enum.Enum):
+    """When a CRITICAL fault on a tray of an NVL72 rack requeues jobs."""
+
+    ALWAYS = "always"
+    NOT_IF_SHARED = "not_if_shared"  # not if the finding has a shared cause
+    NOT_IF_ON_ALL_GPUS = "not_if_on_all_gpus"  # not if all GPUs of the tray have the fault
 
 
 class Step(NamedTuple):
@@ -124,6 +133,27 @@ def timeline(
         if not steps or steps[-1][1:] != step[1:]:
             steps.append(step)
     return tuple(steps)
+
+
+def rack_requeue(finding: Finding, shared: bool | None, config: CheckConfig, from_kernel_log: bool) -> RackRequeue:
+    """Return when a finding with the highest severity requeues on a rack's tray. `shared` is `Explain.shared`."""
+    gpus = ("first GPU", "second GPU")
+    worst = replace(as_configured(finding, config), severity=Severity.CRITICAL, confirm_seconds=0.0, worsens=None)
+
+    def requeues(finding: Finding) -> bool:
+        conditions: dict[ConditionKey, Condition] = {}
+        for gpu in gpus:
+            found = replace(finding, subject=gpu)
+            conditions |= (
+                _after_kernel_line(found, FIRST_SEEN, observed=False)
+                if from_kernel_log
+                else _after_run({}, found, config, FIRST_SEEN)
+            )
+        return bool(requeuing(judge(conditions, {}, (), 0.0).causes, gpus, FIRST_SEEN + 3600.0))
+
+    if shared is not False and not requeues(replace(worst, shared_cause=True)):
+        return RackRequeue.NOT_IF_SHARED
+    return RackRequeue.ALWAYS if requeues(worst) else RackRequeue.NOT_IF_ON_ALL_GPUS
 
 
 def _after_run(

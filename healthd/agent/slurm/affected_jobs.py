@@ -17,11 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from healthd.common.model import Condition, Gpu, PciDevice
+from healthd.common.model import Condition, Gpu, PciDevice, Severity
 from healthd.common.values import Value
+from healthd.nvidia.xid_table import NVLINK, NVLINK5
 
 # Checks for parts that all of a node's GPUs share, although the condition may name one GPU.
 SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
+
+# Checks for NVLink. The shared cause of their findings is the switches of an NVL72, or the fabric manager.
+SWITCH_SIDE_CHECKS = frozenset({"gpu_fabric", "gpu_nvlink"})
+# On a board with its own NVSwitches, its shared cause is the node's fabric manager: CUDA does not start (error 802).
+NOT_JOINED = "gpu_fabric/not_joined"
+# A link that goes down writes an Xid on each GPU, whichever end failed: NVIDIA's rows for Xid 149 include
+# INVESTIGATE_PEER_DEVICE and "Other end of link: source of link fatal" (healthd/nvidia/facts/nvlink5.csv). An error
+# that only a reset ends has an Xid 154 as well, which is not in this set.
+LINK_XIDS = frozenset(f"gpu_xid/{number}" for number in (NVLINK, *NVLINK5))
+SAME_FAULT_SECONDS = 60.0  # the lines of one switch's fault on a tray's GPUs are at most this far apart
 
 
 class FaultReach(Value, frozen=True):
@@ -47,6 +58,58 @@ class JobGpus(Value, frozen=True):
     allocated: frozenset[str] | None = None
     opened: frozenset[str] = frozenset()
     is_complete: bool = False
+
+
+def requeuing(causes: Sequence[Condition], rack_gpus: Collection[str], now: float) -> list[Condition]:
+    """Return the causes that requeue the jobs that they hit.
+
+    A fault of NVLink whose cause may be a rack's switches requeues none. The rack's other nodes have this fault too,
+    traffic may continue with less bandwidth (Partition Health in the guide of NVIDIA's NMX Manager, adaptive bandwidth
+    mode), and a job that cannot continue fails by itself. An Xid for a link of a rack's tray is the tray's own fault
+    only if the other GPUs have reported none within SAME_FAULT_SECONDS.
+
+    `rack_gpus` are the PCI addresses of this node's GPUs if switches outside the node connect them, otherwise ().
+    """
+    return [
+        cause
+        for cause in causes
+        if cause.severity >= Severity.CRITICAL
+        and not _is_switch_side(cause, bool(rack_gpus))
+        and not (
+            _is_link_xid(cause, rack_gpus)
+            and (now < _began(cause) + SAME_FAULT_SECONDS or _is_on_all_gpus(cause, causes, rack_gpus))
+        )
+    ]
+
+
+def undecided_until(causes: Sequence[Condition], rack_gpus: Collection[str], now: float) -> float:
+    """Return the time at which `requeuing` may return another cause without a new report (epoch seconds), or 0."""
+    ends = [_began(cause) + SAME_FAULT_SECONDS for cause in causes if _is_link_xid(cause, rack_gpus)]
+    return min((end for end in ends if end > now), default=0.0)
+
+
+def _is_switch_side(cause: Condition, is_in_rack: bool) -> bool:
+    return cause.shared_cause and cause.check in SWITCH_SIDE_CHECKS and (is_in_rack or cause.code != NOT_JOINED)
+
+
+def _is_link_xid(cause: Condition, rack_gpus: Collection[str]) -> bool:
+    """Return True for a CRITICAL Xid about a link whose other end is a rack's switch."""
+    return len(rack_gpus) > 1 and cause.severity >= Severity.CRITICAL and cause.code in LINK_XIDS
+
+
+def _is_on_all_gpus(cause: Condition, causes: Sequence[Condition], rack_gpus: Collection[str]) -> bool:
+    found = {
+        other.subject
+        for other in causes
+        if _is_link_xid(other, rack_gpus)
+        and max(_began(other) - cause.last_event, _began(cause) - other.last_event) <= SAME_FAULT_SECONDS
+    }
+    return found.issuperset(rack_gpus)
+
+
+def _began(cause: Condition) -> float:
+    """Return the time of a condition's first CRITICAL line since an operator last resumed the node."""
+    return cause.critical_at if cause.critical_at > cause.acknowledged_at else cause.last_event
 
 
 def fault_reach(cause: Condition, gpus: Collection[Gpu], devices: Sequence[PciDevice]) -> FaultReach:

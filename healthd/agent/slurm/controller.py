@@ -13,6 +13,7 @@ from healthd.agent.conditions import absorb, endings
 from healthd.agent.conditions.store import ConditionStore, write_log_lines
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import action_log, fleet_limit, repair_claim
+from healthd.agent.slurm.affected_jobs import requeuing
 from healthd.agent.slurm.driver import SlurmDriver, SlurmdStartDetector
 from healthd.agent.slurm.flapping import Flapping, reset_count
 from healthd.agent.slurm.policy import (
@@ -213,14 +214,16 @@ class SlurmController:
         self._driver.step()
         self._retry_at, self._goal = FOREVER, None
         self._slurmd.watch(False)
-        inputs = (verdict, self._policy())
+        policy, now = self._policy(), self._now()
+        inputs = (verdict, policy, requeuing(verdict.causes, policy.rack_gpus, now))
         if inputs != self._decision_inputs:
             self._decision_inputs = inputs
             idle_node = NodeState(self.settings.node_name, frozenset({"IDLE"}))
-            self.decision = decide(verdict, idle_node, DrainRecord(), self._policy(), self._now())
+            self.decision = decide(verdict, idle_node, DrainRecord(), policy, now)
 
     def _policy(self) -> Policy:
         pause, slurm = self._store.ledger.pause, self.settings.slurm
+        inventory = self._store.ledger.inventory
         return Policy(
             self.settings.mode,
             pause.until if pause else 0.0,
@@ -234,7 +237,8 @@ class SlurmController:
             self.claim,
             self._now() - time.clock_gettime(time.CLOCK_BOOTTIME) if self.claim and self.claim.is_booted else 0.0,
             is_allocated(self.status.node),
-            domain_id(self._store.ledger.inventory.domain),
+            domain_id(inventory.domain),
+            frozenset(gpu.pci for gpu in inventory.gpus) if inventory.domain else frozenset(),
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:
@@ -246,7 +250,7 @@ class SlurmController:
         ledger = self._store.ledger
         is_involved = not needs_no_query(verdict, ledger.slurm)
         # Exclude the time of the last event, because a storm of events must not query Slurm repeatedly.
-        causes = tuple((c.key, c.severity, c.critical_at) for c in verdict.causes)
+        causes = tuple((c.key, c.severity, c.critical_at, c.shared_cause) for c in verdict.causes)
         goal = (causes, is_involved and verdict.may_resume, ledger.pause, self.settings.mode, self.claim)
         is_retry_due = self._monotonic() >= self._retry_at
         own_hardware = fleet_limit.is_own_hardware(verdict.causes)

@@ -24,6 +24,8 @@ A repair adds its claim to the Reason of healthd's drain and removes it again (r
 has rebooted the machine, a node that is DOWN for that is resumed, too. If Slurm removed the drain because of that
 reboot, it is set again, even if no cause is open.
 
+A CRITICAL cause whose fault may lie in the switches of an NVL72 does not requeue (affected_jobs.requeuing).
+
 In mode "drain", nothing is requeued. In mode "observe" or when paused, the decision is Leave, and `would` contains the
 action. Only a claim whose step has not begun is removed, because it would keep other nodes from a repair.
 
@@ -46,7 +48,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from healthd.agent.settings.config import FleetLimits
-from healthd.agent.slurm import repair_claim
+from healthd.agent.slurm import affected_jobs, repair_claim
 from healthd.agent.slurm.flapping import Flapping, drain_note, wait_reason
 from healthd.common.model import (
     Condition,
@@ -60,7 +62,6 @@ from healthd.common.model import (
     RepairClaim,
     Requeue,
     Resume,
-    Severity,
     Verdict,
 )
 from healthd.common.slurm.builtin_reasons import (
@@ -110,6 +111,7 @@ class Policy(Value, frozen=True):
     booted_at              when this machine booted, in epoch seconds; 0 if unknown
     was_allocated          the last reading showed this node drained and with jobs, which may be out of date
     domain                 short id of this node's NVLink domain (drain_reason.domain_id), or ""
+    rack_gpus              PCI addresses of this node's GPUs if they have an NVLink domain, otherwise empty
     """
 
     mode: Mode = Mode.OBSERVE
@@ -125,6 +127,7 @@ class Policy(Value, frozen=True):
     booted_at: float = 0.0
     was_allocated: bool = False
     domain: str = ""
+    rack_gpus: frozenset[str] = frozenset()
 
 
 class Owner(enum.Enum):
@@ -264,14 +267,14 @@ def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy
 def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> Decision:
     owner = drain_owner(node, record)
     if verdict.causes:
-        is_critical = any(cause.severity >= Severity.CRITICAL for cause in verdict.causes)
+        is_requeue = bool(affected_jobs.requeuing(verdict.causes, policy.rack_gpus, now))
         if owner is Owner.NONE:
-            return Drain(_new_reason(verdict, record, policy), is_critical)
+            return Drain(_new_reason(verdict, record, policy), is_requeue)
         if owner is Owner.HEALTHD:
-            return Drain(_own_drain_reason(verdict, node, record, policy, now), is_critical)
+            return Drain(_own_drain_reason(verdict, node, record, policy, now), is_requeue)
         if owner is Owner.OTHER or owner is Owner.UNRECORDED_HEALTHD:
             foreign_drain = describe_foreign_drain(node, record, verdict.causes)
-            return Drain(node.reason, requeue=True) if is_critical else Leave(foreign_drain)
+            return Drain(node.reason, requeue=True) if is_requeue else Leave(foreign_drain)
         unreachable(owner)
     if owner is Owner.HEALTHD:
         if not (wait := _resume_obstacle(verdict, node, record, policy, now)):

@@ -29,7 +29,16 @@ from msgspec.structs import replace
 
 from healthd.agent.conditions.condition import fault_time
 from healthd.agent.slurm import flapping, fleet_limit, repair_claim
-from healthd.agent.slurm.affected_jobs import FaultReach, JobGpus, describe_gpus, fault_reach, is_certain_hit, is_hit
+from healthd.agent.slurm.affected_jobs import (
+    FaultReach,
+    JobGpus,
+    describe_gpus,
+    fault_reach,
+    is_certain_hit,
+    is_hit,
+    requeuing,
+    undecided_until,
+)
 from healthd.agent.slurm.node_gpus import UNKNOWN_GPUS, NodeGpus
 from healthd.agent.slurm.policy import (
     UNKNOWN_CONTROLLER,
@@ -67,7 +76,6 @@ from healthd.common.model import (
     Requeue,
     Resume,
     SentRequeue,
-    Severity,
     UnaffectedJob,
     UnsavedChange,
     Verdict,
@@ -135,8 +143,8 @@ class ReconcileReport(Value, frozen=True):
 
     record        the record to save; with `acknowledged`, in one transaction with the acknowledgement
     settled       True if nothing is left to do now. Otherwise reconcile again, with backoff
-    next_read_at  next reconciliation for a drain that waits for the fleet limit or has ended, in epoch seconds; 0 if
-                  none is scheduled
+    next_read_at  next reconciliation for a drain that waits for the fleet limit or has ended, or for a fault that may
+                  still requeue jobs, in epoch seconds; 0 if none is scheduled
     problem       a problem with Slurm (never with the node) as one sentence, or ""
     acknowledged  True if an operator resumed the node, and thereby accepted the causes that were open at
                   `acknowledged_before` (when the drain was last read). This reconciliation's verdict is then out of
@@ -265,7 +273,7 @@ class _Reconciliation:
             if isinstance(self.decision, Drain)
             else self.decision,
             settled=settled,
-            next_read_at=hold.until if hold else self.next_read_at() if settled else 0.0,
+            next_read_at=hold.until if hold else self.next_read_at(verdict) if settled else 0.0,
             problem=problem,
             adopted=AdoptedDrain(*code, node.reason) if node and code else None,
             resumed=self.resumed,
@@ -339,10 +347,15 @@ class _Reconciliation:
         else:
             unreachable(self.decision)
 
-    def next_read_at(self) -> float:
+    def next_read_at(self, verdict: Verdict) -> float:
         """Return the time to reconcile again even though nothing is left to do (epoch seconds), or 0."""
-        waits_until = flapping.waits_until(self.record, self.policy.flapping, self.now())
-        return min((moment for moment in (next_read_at(self.record), waits_until) if moment), default=0.0)
+        now = self.now()
+        moments = (
+            next_read_at(self.record),
+            flapping.waits_until(self.record, self.policy.flapping, now),
+            undecided_until(verdict.causes, self.policy.rack_gpus, now),
+        )
+        return min((moment for moment in moments if moment), default=0.0)
 
     # commands
 
@@ -697,13 +710,13 @@ class _Reconciliation:
             job = yield from self.read_job(job_id)
             if job is None or not _is_running(job):
                 continue
-            if not any(_was_running_during(job.start, cause, verdict) for cause in _critical(verdict)):
+            if not any(_was_running_during(job.start, cause, verdict) for cause in self.requeuing(verdict)):
                 self.not_requeued.append((job.name, "started after the fault"))
                 continue
             faults = (
                 (yield from self.find_faults(job, previous, opened_by(job_id), verdict))
                 if by_part
-                else _critical(verdict)
+                else self.requeuing(verdict)
             )
             if not faults:
                 continue
@@ -716,6 +729,9 @@ class _Reconciliation:
         if self.refused_change:
             raise SlurmError(self.refused_change)
 
+    def requeuing(self, verdict: Verdict) -> list[Condition]:
+        return requeuing(verdict.causes, self.policy.rack_gpus, self.now())
+
     def find_faults(
         self, job: Job, previous: UnaffectedJob | None, opened: JobGpus, verdict: Verdict
     ) -> Steps[list[Condition]]:
@@ -723,7 +739,7 @@ class _Reconciliation:
 
         `previous` is the record of a run that earlier faults did not hit.
         """
-        timely = [cause for cause in _critical(verdict) if _was_running_during(job.start, cause, verdict)]
+        timely = [cause for cause in self.requeuing(verdict) if _was_running_during(job.start, cause, verdict)]
         if certain := [cause for cause in timely if self.is_certain(cause, job.id, opened)]:
             return certain
         allocated = self.gpus.allocation(job.id, job.start)
@@ -749,7 +765,7 @@ class _Reconciliation:
         job_gpus = self.with_allocation(opened, run.allocated_gpus)
         return [
             cause
-            for cause in _critical(verdict)
+            for cause in self.requeuing(verdict)
             if _was_running_during(run.start, cause, verdict)
             and (self.is_certain(cause, run.id, opened) or is_hit(self.reach(cause), job_gpus, self.node.gpu_count))
         ]
@@ -847,10 +863,6 @@ class _Reconciliation:
 def _drain_state(node: NodeState) -> tuple[frozenset[str], str, float]:
     """Return the fields of a node that affect a drain or a resume."""
     return node.flags & (DRAINED_STATES | NOT_RESUMABLE), node.reason, node.reason_time
-
-
-def _critical(verdict: Verdict) -> list[Condition]:
-    return [cause for cause in verdict.causes if cause.severity >= Severity.CRITICAL]
 
 
 def _was_running_during(start: float, cause: Condition, verdict: Verdict) -> bool:

@@ -116,6 +116,39 @@ def test_critical_at_is_time_when_fault_became_critical() -> None:
     assert (node.only.opened_at, node.only.critical_at) == (opened, node.now)
 
 
+def test_worsened_at_is_zero_for_fault_that_drains_from_the_start() -> None:
+    node = Node().run(LINK).run(LINK, after=60)
+    assert (node.only.state, node.only.worsened_at) == (OPEN, 0.0)
+    assert node.run(replace(LINK, severity=Severity.CRITICAL)).only.worsened_at == 0.0
+
+
+def test_worsened_at_is_time_when_warning_became_fault_that_drains() -> None:
+    node = Node().run(HANG).run(HANG, after=240)
+    began = node.now
+    assert node.only.worsened_at == began
+    assert node.run(HANG, after=60).only.worsened_at == began
+
+
+def test_worsened_at_does_not_depend_on_settings_of_the_site() -> None:
+    capped = absorb.as_configured(GONE, CheckConfig(enforce=False))
+    node = Node().run(capped).run(GONE)
+    assert (node.only.severity, node.only.worsened_at) == (Severity.CRITICAL, 0.0)
+
+
+def test_worsened_at_is_time_of_new_evidence_after_ack() -> None:
+    node = Node().run(ROWS).operator_resumes().run(ROWS).run(replace(ROWS, evidence="failure flag 2"))
+    assert node.only.worsened_at == node.now
+
+
+def test_worsened_at_is_time_of_first_event_after_history() -> None:
+    node = Node()
+    node.event(XID, history=True)
+    assert node.only.worsened_at == 0.0
+    node.now += 100
+    node.event(XID)
+    assert node.only.worsened_at == node.now
+
+
 # --- settings of the site
 
 
@@ -260,6 +293,34 @@ def test_event_opens_condition_at_own_time() -> None:
     event = node.event(XID)
     assert (node.only.state, node.only.count, node.only.last_event) == (OPEN, 1, event.time)
     assert node.judge().fault_time == event.time
+
+
+SHARED_LINK = replace(LINK, shared_cause=True)
+
+
+def test_shared_cause_ends_after_confirm_time_of_own_reports() -> None:
+    node = Node().run(SHARED_LINK).run(SHARED_LINK)
+    assert node.run(LINK, after=300.0).only.shared_cause
+    assert node.run(LINK, after=59.0).only.shared_cause
+    assert not node.run(LINK, after=1.0).only.shared_cause
+    assert node.run(SHARED_LINK, after=1.0).only.shared_cause
+
+
+@pytest.mark.parametrize("between", [(SHARED_LINK,), ()])
+def test_shared_report_or_clean_run_restarts_own_reports(between: tuple[Finding, ...]) -> None:
+    node = Node().run(SHARED_LINK).run(SHARED_LINK).run(LINK).run(*between, check="ib_link")
+    assert node.run(LINK).only.shared_cause
+    assert not node.run(LINK).only.shared_cause
+
+
+def test_shared_cause_of_pending_condition_remains_when_it_opens() -> None:
+    node = Node().run(SHARED_LINK).run(LINK)
+    assert (node.only.state, node.only.shared_cause) == (OPEN, True)
+
+
+def test_own_fault_is_own_when_it_opens() -> None:
+    node = Node().run(LINK).run(LINK)
+    assert (node.only.state, node.only.shared_cause) == (OPEN, False)
 
 
 def test_slowness_and_jobs_come_from_last_run() -> None:

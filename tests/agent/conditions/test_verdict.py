@@ -163,6 +163,13 @@ def test_early_run_times_takes_earliest_time() -> None:
     assert verdict.early_run_times(node.conditions) == {("ib_link", ""): node.now + 30}
 
 
+def test_early_run_times_has_end_of_shared_cause() -> None:
+    shared = replace(LINK, shared_cause=True)
+    node = Node().run(shared).run(shared).run(LINK)
+    assert verdict.early_run_times(node.conditions) == {("ib_link", ""): node.now + 60}
+    assert verdict.early_run_times(node.run(LINK, after=60).conditions) == {}
+
+
 def test_early_run_times_ignores_events_and_clean_runs() -> None:
     node = Node()
     node.event(XID)

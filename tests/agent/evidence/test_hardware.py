@@ -49,7 +49,7 @@ def test_parse_nvidia_smi_reads_every_capture(capture: Path) -> None:
     text = capture.read_text()
     report = parse_nvidia_smi(text)
     assert len(report.gpus) == text.count("<gpu id=")
-    assert report.driver
+    assert report.driver or "<driver_version>" not in text
     assert all(gpu.pci.count(":") == 2 and gpu.name for gpu in report.gpus)
 
 

@@ -242,7 +242,7 @@ def test_condition_series_keep_labels_for_their_lifetime() -> None:
     series_sets = [
         {series for series in samples(snapshot) if series[0].startswith("healthd_condition_")} for snapshot in snapshots
     ]
-    assert len(series_sets[0]) == 5
+    assert len(series_sets[0]) == 6
     assert series_sets == [series_sets[0]] * 4
     part_labels = {**XID, "subject": "0000:1b:00.0"}
     assert [value(snapshot, "condition_severity", **part_labels) for snapshot in snapshots] == [1, 2, 3, 3]
@@ -255,6 +255,13 @@ def test_condition_series_keep_labels_for_their_lifetime() -> None:
         NOW,
         NOW,
     ]
+
+
+@pytest.mark.parametrize(("worsened_at", "begun"), [(0.0, NOW), (NOW + 30, NOW + 30)])
+def test_condition_begun_is_before_its_confirm_time(worsened_at: float, begun: float) -> None:
+    opened = condition("0000:1b:00.0", opened_at=NOW + 60, worsened_at=worsened_at)
+    snapshot = replace(PLAIN, verdict=Verdict(Health.UNHEALTHY, (opened,)))
+    assert value(snapshot, "condition_begun_timestamp_seconds", **XID, subject="0000:1b:00.0") == begun
 
 
 def test_nvlink_domain_info_has_uuid_and_short_id() -> None:

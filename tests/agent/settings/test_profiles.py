@@ -46,6 +46,7 @@ MACHINES = {  # profile -> (product name, PCI device id of the GPUs, number of G
     "hgx": ("PowerEdge XE9680", "2330", 8),
     "hgx-a100": ("G492-ZD2-00", "20b0", 8),
     "hgx-4": ("PowerEdge T-XE8545", "20b2", 4),
+    "hgx-b300": ("PowerEdge XE9780", "3182", 8),
 }
 
 
@@ -122,6 +123,8 @@ def healthy_machine(folder: Path, name: str) -> tuple[Machine, Loaded]:
     node.write({f"/dev/nvidia-nvswitch{number}": "" for number in range(switch_count)})
     node.write({"/dev/null": "", **({"/dev/nvidia-nvswitchctl": ""} if switch_count else {})})
     node.write({"/sys/class/dmi/id/product_name": f"{product}\n"})
+    if name.endswith("-nvl72"):  # two Grace CPUs
+        node.write({"/sys/devices/system/cpu/online": "0-143\n", "/sys/devices/system/node/has_cpu": "0-1\n"})
     for number in range(PORTS):
         node.port(number)
         node.count(number, **dict.fromkeys(KERNEL_COUNTERS, 0))
@@ -162,6 +165,22 @@ def test_guessed_settings_find_losses_and_do_not_drain(tmp_path, name):
         expected_codes |= {"device_nodes/missing", "kernel_modules/not_loaded"}
     stories = check_stories(loaded).run_rounds(node.now(), 4)
     assert (stories.seen, stories.drained) == (expected_codes, False)
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72"])
+@pytest.mark.parametrize(
+    ("file", "text", "code"),
+    [
+        ("cpu/online", "0-142", "cpu/missing"),
+        ("cpu/online", "0-71", "cpu/missing"),
+        ("node/has_cpu", "0", "cpu/numa_nodes"),
+    ],
+)
+def test_missing_grace_cpu_warns_without_baseline(tmp_path, name, file, text, code):
+    node, loaded = healthy_machine(tmp_path, name)
+    node.write({f"/sys/devices/system/{file}": f"{text}\n"})
+    stories = check_stories(loaded).run_rounds(node.now(), 4)
+    assert (stories.seen, stories.drained) == ({code}, False)
 
 
 def test_dgx_without_gpus_is_recognized_by_name(tmp_path):

@@ -14,6 +14,8 @@ from healthd.agent.slurm.affected_jobs import (
     fault_reach,
     is_certain_hit,
     is_hit,
+    requeuing,
+    undecided_until,
 )
 from healthd.agent.slurm.node_gpus import NodeGpus
 from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
@@ -100,6 +102,75 @@ REACHES_GPU_0 = FaultReach(pci=GPU_0)
 )
 def test_is_hit_by_allocated_open_or_unknown_gpus(fault: FaultReach, job: JobGpus, is_expected: bool) -> None:
     assert is_hit(fault, job, 8) is is_expected
+
+
+RACK = (GPU_0, GPU_1, GPU_2)
+LATE = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("code", "is_shared", "rack_gpus", "is_expected"),
+    [
+        ("gpu_nvlink/inactive", False, RACK, True),
+        ("gpu_nvlink/inactive", True, RACK, False),
+        ("gpu_fabric/unhealthy", True, RACK, False),
+        ("gpu_fabric/unhealthy", True, (), False),
+        ("gpu_xid/154", False, RACK, True),
+        ("gpu_fabric/not_joined", True, (), True),  # the node's fabric manager: CUDA does not start
+        ("gpu_fabric/not_joined", True, RACK, False),
+        ("gpu_fabric/not_joined", False, RACK, True),
+        ("mount/missing", True, RACK, True),
+    ],
+)
+def test_fault_on_switch_side_requeues_nothing(
+    code: str, is_shared: bool, rack_gpus: tuple[str, ...], is_expected: bool
+) -> None:
+    fault = replace(cause(code, GPU_0), shared_cause=is_shared)
+    assert requeuing([fault], rack_gpus, LATE) == ([fault] if is_expected else [])
+    assert requeuing([replace(fault, severity=Severity.DEGRADED)], rack_gpus, LATE) == []
+
+
+def link_xid(gpu: str, began: float, last: float = 0.0, number: int = 149) -> Condition:
+    return replace(cause(f"gpu_xid/{number}", gpu), critical_at=began, last_event=last or began)
+
+
+def test_link_xids_of_all_gpus_of_tray_requeue_nothing() -> None:
+    all_gpus = [link_xid(GPU_0, 100.0), link_xid(GPU_1, 130.0, number=145), link_xid(GPU_2, 160.0)]
+    assert requeuing(all_gpus, RACK, LATE) == []
+    assert requeuing(all_gpus, (), 100.0) == all_gpus, "not in a rack"
+    assert requeuing(all_gpus[:1], (GPU_0,), 100.0) == all_gpus[:1], "one GPU proves nothing"
+    repeated = replace(all_gpus[0], last_event=900.0)
+    assert requeuing([repeated, *all_gpus[1:]], RACK, LATE) == []
+
+
+def test_link_xid_of_one_gpu_of_tray_requeues_after_a_minute() -> None:
+    fault = link_xid(GPU_0, 100.0)
+    assert requeuing([fault], RACK, 159.9) == []
+    assert undecided_until([fault], RACK, 159.9) == 160.0
+    assert requeuing([fault], RACK, 160.0) == [fault]
+    assert undecided_until([fault], RACK, 160.0) == 0.0
+    assert undecided_until([fault], (), 100.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        link_xid(GPU_2, 160.1),
+        link_xid(GPU_2, 1.0, 39.9),
+        link_xid(GPU_2, 100.0, number=79),
+        replace(link_xid(GPU_2, 100.0), severity=Severity.WARNING),
+    ],
+)
+def test_gpu_without_link_xid_at_that_time_shows_no_switch_fault(other: Condition) -> None:
+    found = requeuing([link_xid(GPU_0, 100.0), link_xid(GPU_1, 100.0), other], RACK, LATE)
+    assert [c.subject for c in found][:2] == [GPU_0, GPU_1]
+
+
+def test_link_xid_after_an_operator_resumed_the_node_is_a_new_fault() -> None:
+    again = replace(link_xid(GPU_0, 100.0, 900.0), acknowledged_at=500.0)
+    assert requeuing([again], RACK, 959.0) == []
+    others = [link_xid(GPU_1, 100.0), link_xid(GPU_2, 100.0)]
+    assert requeuing([again, *others], RACK, LATE)[0] == again
 
 
 def test_is_certain_hit_needs_no_query() -> None:

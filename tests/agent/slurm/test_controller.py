@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from healthd.agent.conditions.ledger import Pause
 from healthd.agent.conditions.store import ConditionStore
@@ -68,6 +69,20 @@ def test_requeued_lists_jobs_until_drain_ends(tmp_path: Path, monkeypatch: pytes
         assert controller.reconcile_if_due(verdict, round_ended=True) is not None
         listed.append(controller.requeued)
     assert listed == [("12",), ("12", "13"), ("12", "13"), ()]
+
+
+def test_reconciliation_is_due_when_shared_cause_becomes_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake_reconcile(*_: object) -> Iterator[SaveRecord]:
+        yield SaveRecord(DRAINED)
+        return ReconcileReport(DRAINED, settled=True)
+
+    monkeypatch.setattr("healthd.agent.slurm.driver.reconcile", fake_reconcile)
+    condition_store = ConditionStore(str(tmp_path), time.time)
+    controller = SlurmController(Settings(mode=Mode.ACT), condition_store, "b1", time.time, time.monotonic)
+    shared = faulty(replace(cause(), shared_cause=True))
+    assert controller.reconcile_if_due(shared, round_ended=True) is not None
+    assert controller.reconcile_if_due(shared, round_ended=False) is None
+    assert controller.reconcile_if_due(faulty(cause()), round_ended=False) is not None
 
 
 PAUSE = Pause(until=NOW + 3600, why="maintenance", user="ann")

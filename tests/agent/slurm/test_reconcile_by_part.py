@@ -117,6 +117,20 @@ def test_prolog_allocation_spares_job_without_query() -> None:
     )
 
 
+def test_link_xid_on_one_gpu_of_rack_tray_requeues_when_others_have_had_a_minute() -> None:
+    policy, allocated = replace(ACT, rack_gpus=frozenset(PCI)), make_node_gpus(job12="0", job13="1")
+    earlier = fault(0, NOW - 1000)  # its jobs are gone
+    link_down = fault(0, NOW - 10, code="gpu_xid/149")
+    report, _ = run_reconcile(verdict(earlier, link_down), TWO_JOBS, allocated, policy=policy)
+    assert (report.requeued, report.settled, report.next_read_at) == ((), True, NOW + 50)
+    older = replace(link_down, critical_at=NOW - 60)
+    report, _ = run_reconcile(verdict(earlier, older), TWO_JOBS, allocated, policy=policy)
+    assert (report.requeued, report.next_read_at) == (("12",), 0.0)
+    on_all = [replace(older, subject=pci, last_event=NOW - 60) for pci in PCI]
+    report, _ = run_reconcile(verdict(earlier, *on_all), TWO_JOBS, allocated, policy=policy)
+    assert (report.requeued, report.next_read_at) == ((), 0.0)
+
+
 def test_unknown_gres_order_hits_all_jobs_with_numbers() -> None:
     reversed_ = "Name=gpu File=/dev/nvidia[2,1,0]\n"
     for conf in ("", reversed_, CommandResult(1, GRES_CONF), CommandResult(None, GRES_CONF)):

@@ -49,6 +49,10 @@ The second line sets the address of the runbooks; publish `docs/` there. Then:
 - One cause on many nodes triggers one alert. If at least 5 nodes and more than 2 % of the cluster have a problem, or
   more than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's
   alert and replaces the nodes' own alerts. A file server failure that affects 2,000 nodes sends one message.
+- A fault of an NVLink domain's switches (GB200, GB300) triggers one alert, `HealthdNvlinkDomainFault`, if at least 3
+  nodes of the domain report link faults that may have begun within one minute. It replaces the nodes' own alerts for
+  this fault, also for a reset that the driver requests, and `HealthdFleetLimitReached`. Other faults of the nodes still
+  alert.
 - A node that does not respond triggers only `HealthdTargetDown`, and `HealthdRepairStuck` if healthd was repairing it.
   The example for Alertmanager sends only the second one then.
 - Faults do not trigger alerts while healthd is paused on the node. A forgotten pause does.
@@ -123,6 +127,7 @@ Prometheus has no targets for the job `healthd`. Run `promtool check config /etc
 that the node list (`file_sd_configs`) exists and is not empty. If your job has another name, change the name in
 both rule files.
 """
+_ELLIPSES = re.compile(r"\.{3,}(?: ?\.{3,})*")
 _ACTION = re.compile(r"(\{\{.*?\}\})", re.S)
 
 
@@ -151,7 +156,7 @@ def readable(template: str) -> str:
         elif depth == 0:
             label = template_words[0].removeprefix("$labels.")
             parts.append({"humanizeDuration": "TIME", "$value": "N"}.get(template_words[0], label.upper()))
-    return " ".join("".join(parts).split()).replace("....", "...")
+    return _ELLIPSES.sub("...", " ".join("".join(parts).split()))
 
 
 def link(rule: dict[str, Any]) -> str:

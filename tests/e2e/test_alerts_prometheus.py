@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from healthd_daemon import Healthd, xid_line
 from ports import free_ports
 from requirements import require_programs
 from waiting import until
+
+from healthd.fleet.statistics.domain_faults import LinkFault, find_domain_faults
 
 RULES = Path(__file__).parents[2] / "packaging/prometheus"
 RULE_FILES = [str(RULES / f"healthd.{name}.yml") for name in ("recording", "alerts")]
@@ -65,7 +68,7 @@ def node_series(node: str) -> list[dict[str, str]]:
     ]
 
 
-def assert_firing(series: list[dict[str, str]], expected: dict[str, float], time: str, directory: Path) -> None:
+def assert_firing(series: list[dict[str, str]], expected: Mapping[str, float], time: str, directory: Path) -> None:
     """Assert that these alerts fire at that time, with these counts, and no others."""
     samples = [{"labels": f'{{alertname="{name}"}}', "value": count} for name, count in expected.items()]
     test = {
@@ -107,6 +110,335 @@ def test_fault_with_several_codes_is_one_alert(tmp_path: Path) -> None:
         series += condition_series("gpu0001", code, GPU)
     series += condition_series("gpu0001", "gpu_xid/119", "0000:1b:00.0")
     assert_firing(series, {"HealthdGpuFault": 1}, "10m", tmp_path)
+
+
+# --- faults of an NVLink domain's switches
+
+DOMAIN = "5a0b1c2d-0000-4000-8000-000000000001"
+OTHER_DOMAIN = "5a0b1c2d-0000-4000-8000-000000000002"
+
+
+def tray_series(node: str, domain: str = DOMAIN, **values: str) -> list[dict[str, str]]:
+    labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
+    number = domain[-8:]
+    return [
+        *node_series(node),
+        {"series": f'healthd_nvlink_domain_info{{{labels},domain="{domain}",id="{number}"}}', "values": "1x20"},
+        {"series": f"healthd_round_interval_seconds{{{labels}}}", "values": "300x20"},
+        *({"series": f"healthd_{name}{{{labels}}}", "values": value} for name, value in values.items()),
+    ]
+
+
+def fault_series(
+    node: str, code: str, begun: float, confirmed: float | None = None, **values: str
+) -> list[dict[str, str]]:
+    times = {
+        "begun_timestamp_seconds": f"{begun}x20",
+        "since_timestamp_seconds": f"{begun if confirmed is None else confirmed}x20",
+    }
+    return condition_series(node, code, GPU, **{**times, **values})
+
+
+def trays(number: int) -> list[str]:
+    return [f"tray{at:02d}" for at in range(1, number + 1)]
+
+
+ONE_INCIDENT = {"HealthdNvlinkDomainFault": 1}
+
+
+def test_switch_fault_on_18_nodes_is_one_alert(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    for at, node in enumerate(trays(18)):
+        series += fault_series(node, "gpu_xid/149", 30 + 2 * at)
+        series += fault_series(node, "gpu_nvlink/inactive", 60 + 15 * at)
+        series += fault_series(node, "gpu_recovery_action/gpu_reset", 35 + 2 * at)
+        series += fault_series(node, "gpu_recovery_action/recover_imex_domain", 35 + 2 * at, severity="1x20")
+        labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
+        if at >= 2:
+            held = f'{labels},partition="NVLink domain 00000001",kind="shared"'
+            series.append({"series": f"healthd_fleet_limit_drain_waiting{{{held}}}", "values": "1x20"})
+            series.append({"series": f"healthd_slurm_drain_desired{{{labels}}}", "values": "1x20"})
+            waiting = f"healthd_fleet_limit_waiting_since_timestamp_seconds{{{labels}}}"
+            series.append({"series": waiting, "values": "60x20"})
+    assert_firing(series, ONE_INCIDENT, "1m", tmp_path)
+    assert_firing(series, ONE_INCIDENT, "15m", tmp_path)
+
+
+def test_fault_of_one_node_is_no_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    for code in ("gpu_xid/149", "gpu_nvlink/inactive", "gpu_fabric/unhealthy"):
+        series += fault_series("tray01", code, 60)
+    assert_firing(series, {"HealthdNvlinkFault": 1}, "10m", tmp_path)
+
+
+def test_faults_of_two_nodes_are_no_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(2) for entry in fault_series(node, "gpu_xid/149", 60)]
+    assert_firing(series, {"HealthdNvlinkFault": 2}, "10m", tmp_path)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(120, ONE_INCIDENT), (121, {"HealthdNvlinkFault": 3})])
+def test_faults_of_three_nodes_are_domain_fault_within_one_minute(
+    last: int, expected: Mapping[str, float], tmp_path: Path
+) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    for node, since in zip(trays(3), (60, 90, last), strict=True):
+        series += fault_series(node, "gpu_xid/149", since)
+    assert_firing(series, expected, "10m", tmp_path)
+
+
+def test_domain_fault_is_found_beside_faults_from_before_and_after_it(tmp_path: Path) -> None:
+    times = {
+        "switch fault, then one more tray": [10] * 12 + [75],
+        "three trays, then one more": [10] * 3 + [75],
+        "between older and newer faults of single trays": [-90000, -50000, -7000] + [10] * 3 + [75, 75, 200, 330],
+        "one older fault": [-86400] + [10] * 12 + [75],
+    }
+    series = []
+    for at, begun in enumerate(times.values()):
+        for node, time in zip([f"rack{at}{tray}" for tray in trays(18)], begun, strict=False):
+            series += tray_series(node, DOMAIN[:-1] + str(at)) + fault_series(node, "gpu_xid/149", time)
+    expected = {f'{{domain="{DOMAIN[:-1]}{at}"}}': 10.0 for at in range(len(times))}
+    assert_values(series, "min by (domain) (domain:healthd_link_incident:start)", expected, tmp_path)
+
+
+def test_fault_long_after_the_domain_fault_has_its_own_alert_if_prometheus_starts_late(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(17) for entry in fault_series(node, "gpu_xid/149", -3600)]
+    series += fault_series("tray18", "gpu_xid/149", -600)
+    assert_firing(series, {**ONE_INCIDENT, "HealthdNvlinkFault": 1}, "10m", tmp_path)
+
+
+def test_wrong_clock_of_one_node_does_not_hide_the_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(17) for entry in fault_series(node, "gpu_xid/149", 60)]
+    series += fault_series("tray18", "gpu_xid/149", 60 + 7200)
+    assert_firing(series, {**ONE_INCIDENT, "HealthdNvlinkFault": 1}, "10m", tmp_path)
+
+
+def test_domain_faults_are_those_of_the_history(tmp_path: Path) -> None:
+    rng = random.Random(7)
+    series, expected = [], {}
+    for at in range(30):  # promtool's engine loads at most 10,000 samples
+        domain = f"{at:08x}"
+        faults = [
+            LinkFault(
+                "c1", f"{tray}-{at}", domain, rng.choice(["gpu_xid/149", "gpu_nvlink/inactive"]), rng.randint(0, 900)
+            )
+            for tray in trays(6)
+            for _ in range(rng.choice([0, 1, 1, 2]))
+        ]
+        for node in {fault.node for fault in faults}:
+            series += tray_series(node, domain)
+        for number, fault in enumerate(faults):
+            part = fault_series(fault.node, fault.code, fault.time)
+            series += [{**entry, "series": entry["series"].replace(GPU, f"link {number}")} for entry in part]
+        if found := find_domain_faults(faults):
+            expected[f'{{domain="{domain}"}}'] = float(found[0].start_time // 60)
+    assert 8 < len(expected) < 22
+    minutes = "floor(min by (domain) (domain:healthd_link_incident:start) / 60)"
+    assert_values(series, minutes, expected, tmp_path)
+
+
+@pytest.mark.parametrize(("last", "expected"), [(420, ONE_INCIDENT), (421, {"HealthdNvlinkFault": 3})])
+def test_finding_of_a_check_may_have_begun_a_round_earlier(
+    last: int, expected: Mapping[str, float], tmp_path: Path
+) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    for node, since in zip(trays(3), (60, 90, last), strict=True):
+        series += fault_series(node, "gpu_nvlink/inactive", since)
+    assert_firing(series, expected, "10m", tmp_path)
+
+
+def test_confirm_time_of_a_check_does_not_separate_its_finding_from_the_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += fault_series("tray01", "gpu_xid/149", 60) + fault_series("tray02", "gpu_xid/149", 62)
+    series += fault_series("tray03", "gpu_nvlink/inactive", 365, confirmed=425)
+    assert_firing(series, ONE_INCIDENT, "10m", tmp_path)
+
+
+def test_warnings_that_worsen_at_different_times_are_no_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    for node, opened, worsened in zip(trays(3), (60, 61, 62), (1, 5, 9), strict=True):
+        began = f"{opened}x{worsened - 1} {60 * worsened}x20"
+        severity = f"1x{worsened - 1} 2x20"
+        times = {"begun_timestamp_seconds": began, "severity": severity}
+        series += fault_series(node, "gpu_xid/149", opened, **times)
+    assert_firing(series, {"HealthdNvlinkFault": 3}, "15m", tmp_path)
+
+
+def test_confirmed_faults_of_older_versions_are_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(18) for entry in fault_series(node, "gpu_nvlink/inactive", 60)]
+    series = [entry for entry in series if not entry["series"].startswith("healthd_condition_begun")]
+    assert_firing(series, ONE_INCIDENT, "10m", tmp_path)
+
+
+def test_faults_of_three_domains_are_no_domain_fault(tmp_path: Path) -> None:
+    domains = [DOMAIN[:-1] + str(at) for at in (1, 2, 3)]
+    series = [entry for at, node in enumerate(trays(18)) for entry in tray_series(node, domains[at % 3])]
+    series += [entry for node in trays(3) for entry in fault_series(node, "gpu_xid/149", 60)]
+    assert_firing(series, {"HealthdNvlinkFault": 3}, "10m", tmp_path)
+
+
+def test_nodes_without_domain_are_no_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in node_series(node)]
+    series += [entry for node in trays(4) for entry in fault_series(node, "gpu_nvlink/inactive", 60)]
+    assert_firing(series, {"HealthdNvlinkFault": 4}, "10m", tmp_path)
+
+
+@pytest.mark.parametrize("code", ["gpu_xid/137", "gpu_c2c/inactive", "imex/daemon", "gpu_xid/79"])
+def test_fault_that_a_switch_cannot_cause_is_no_domain_fault(code: str, tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(4) for entry in fault_series(node, code, 60)]
+    alert = "HealthdGpuFault" if code == "gpu_xid/79" else "HealthdNvlinkFault"
+    assert_firing(series, {alert: 4}, "10m", tmp_path)
+
+
+def test_other_fault_of_a_node_alerts_beside_the_domain_fault(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(18) for entry in fault_series(node, "gpu_xid/149", 60)]
+    series += fault_series("tray05", "gpu_xid/79", 60)
+    assert_firing(series, {**ONE_INCIDENT, "HealthdGpuFault": 1}, "10m", tmp_path)
+
+
+def test_link_fault_from_before_the_domain_fault_alerts_beside_it(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += fault_series("tray09", "gpu_nvlink/inactive", -86400)
+    series += [entry for node in trays(4) for entry in fault_series(node, "gpu_xid/149", 60)]
+    assert_firing(series, {**ONE_INCIDENT, "HealthdNvlinkFault": 1}, "10m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "begun", "expected"),
+    [
+        ("gpu_xid/149", 360, ONE_INCIDENT),
+        ("gpu_xid/149", 361, {**ONE_INCIDENT, "HealthdNvlinkFault": 1}),
+        ("gpu_nvlink/replay", 660, ONE_INCIDENT),
+        ("gpu_nvlink/replay", 661, {**ONE_INCIDENT, "HealthdNvlinkFault": 1}),
+    ],
+)
+@pytest.mark.parametrize("node", ["tray01", "tray07"])
+def test_later_link_fault_belongs_to_the_domain_fault_for_15_minutes(
+    code: str, begun: int, node: str, expected: Mapping[str, float], tmp_path: Path
+) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(4) for entry in fault_series(node, "gpu_xid/145", -600)]
+    late = {name: f"_x12 {value}x8" for name, value in (("severity", 3), ("open", 1), ("enforced", 1))}
+    series += fault_series(node, code, begun, **late, acknowledged="_x12 0x8")
+    assert_firing(series, expected, "18m", tmp_path)
+
+
+def test_domain_fault_ends_when_one_of_its_nodes_is_left(tmp_path: Path) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += fault_series("tray01", "gpu_xid/149", 60)
+    for node in ("tray02", "tray03"):
+        series += fault_series(node, "gpu_xid/149", 60, severity="3x5 _x15")
+    assert_firing(series, ONE_INCIDENT, "5m", tmp_path)
+    assert_firing(series, {"HealthdNvlinkFault": 1}, "15m", tmp_path)
+
+
+def held_series(node: str, group: str) -> list[dict[str, str]]:
+    labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
+    waiting = f'healthd_fleet_limit_drain_waiting{{{labels},partition="{group}",kind="shared"}}'
+    return [{"series": waiting, "values": "1x20"}]
+
+
+@pytest.mark.parametrize(
+    ("group", "expected"), [("NVLink domain 00000001", {}), ("gpu", {"HealthdFleetLimitReached": 1})]
+)
+def test_domain_fault_explains_only_the_limit_of_the_domain(
+    group: str, expected: Mapping[str, float], tmp_path: Path
+) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node)]
+    series += [entry for node in trays(4) for entry in fault_series(node, "gpu_xid/149", 60)]
+    series += held_series("tray03", group)
+    assert_firing(series, {**ONE_INCIDENT, **expected}, "15m", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        (["gpu_recovery_action/gpu_reset"], {}),
+        (["gpu_xid/79"], {"HealthdRepairFailed": 1, "HealthdGpuFault": 1}),
+        (["mount/stale"], {"HealthdRepairFailed": 1, "HealthdStorageFault": 1}),
+    ],
+)
+def test_domain_fault_explains_failed_repair_of_node_without_other_fault(
+    codes: list[str], expected: Mapping[str, float], tmp_path: Path
+) -> None:
+    series = [entry for node in trays(18) for entry in tray_series(node, repair_given_up="0x20")]
+    series += [entry for node in trays(4) for entry in fault_series(node, "gpu_xid/149", 60)]
+    series += [entry for code in codes for entry in fault_series("tray01", code, -86400)]
+    for entry in series:
+        if entry["series"].startswith("healthd_repair_given_up") and "tray01" in entry["series"]:
+            entry["values"] = "1x20"
+    assert_firing(series, {**ONE_INCIDENT, **expected}, "15m", tmp_path)
+
+
+def assert_values(series: list[dict[str, str]], query: str, expected: Mapping[str, float], directory: Path) -> None:
+    test = {
+        "interval": "1m",
+        "input_series": series,
+        "promql_expr_test": [
+            {
+                "expr": query,
+                "eval_time": "15m",
+                "exp_samples": [{"labels": labels, "value": value} for labels, value in expected.items()],
+            }
+        ],
+    }
+    document = {"rule_files": RULE_FILES, "evaluation_interval": "1m", "tests": [test]}
+    (directory / "test.yml").write_text(json.dumps(document))
+    promtool("test", "rules", str(directory / "test.yml"))
+
+
+def test_nodes_of_a_domain_are_counted_by_state(tmp_path: Path) -> None:
+    health = [("healthy", 14), ("warning", 1), ("degraded", 1), ("healthy", 2)]
+    states = [state for state, number in health for _ in range(number)]
+    series = []
+    for at, (node, state) in enumerate(zip(trays(18), states, strict=True)):
+        series += tray_series(node, slurm_drain_desired="0x20")
+        labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
+        series.append({"series": f'healthd_health{{{labels},state="{state}"}}', "values": "1x20"})
+        if at in (0, 1, 15):
+            owner = f'healthd_slurm_drained_by{{{labels},owner="{"other" if at else "healthd"}"}}'
+            series.append({"series": owner, "values": "1x20"})
+    for entry in series:
+        if 'instance="tray18:' in entry["series"]:
+            entry["values"] = "1x5 0x15" if entry["series"].startswith("up") else entry["values"][0] + "x5 _x15"
+    counts = {"healthy": 13, "drained": 3, "not_seen": 1, "with_problems": 1}
+    expected = {f'{{state="{state}"}}': float(number) for state, number in counts.items()}
+    query = f'sum by (state) (domain:healthd_nodes:count{{cluster="c1",domain="{DOMAIN}"}})'
+    assert_values(series, query, expected, tmp_path)
+    assert_values(series, "sum by (id) (domain:healthd_largest_job:nodes)", {'{id="00000001"}': 14}, tmp_path)
+
+
+def test_node_with_old_target_is_counted_once(tmp_path: Path) -> None:
+    series = []
+    for node in trays(3):
+        series += tray_series(node, slurm_drain_desired="0x20")
+        labels = f'cluster="c1",job="healthd",instance="{node}:9478"'
+        series.append({"series": f'healthd_health{{{labels},state="healthy"}}', "values": "1x20"})
+    for entry in tray_series("tray01"):
+        values = "1x5 0x15" if entry["series"].startswith("up") else entry["values"][0] + "x5 _x15"
+        series.append({"series": entry["series"].replace("tray01:9478", "10.0.0.1:9478"), "values": values})
+    counts = {"healthy": 3, "drained": 0, "not_seen": 0, "with_problems": 0}
+    expected = {f'{{state="{state}"}}': float(number) for state, number in counts.items()}
+    assert_values(series, "sum by (state) (domain:healthd_nodes:count)", expected, tmp_path)
+
+
+def test_count_of_nodes_is_not_negative_if_targets_of_a_node_disagree(tmp_path: Path) -> None:
+    series = []
+    for address, is_drained in (("tray01:9478", True), ("10.0.0.1:9478", False)):
+        labels = f'cluster="c1",job="healthd",instance="{address}"'
+        own = tray_series("tray01", slurm_drain_desired="0x20")
+        series += [{**entry, "series": entry["series"].replace("tray01:9478", address)} for entry in own]
+        series.append({"series": f'healthd_health{{{labels},state="healthy"}}', "values": "1x20"})
+        if is_drained:
+            series.append({"series": f'healthd_slurm_drained_by{{{labels},owner="healthd"}}', "values": "1x20"})
+    query = 'domain:healthd_nodes:count{state="with_problems"} < 0'
+    assert_values(series, query, {}, tmp_path)
 
 
 # --- a real Prometheus with real healthds
@@ -267,3 +599,45 @@ def test_real_faults_fire_and_end_and_fleet_status_lists_all_nodes(tmp_path: Pat
             url, lambda fleet: not {"drain_waiting", "not_seen"} & set(groups(fleet).values()), "all nodes are back"
         )
         assert os.path.exists(tmp_path / "data")
+
+
+NVLINK_LINE = (
+    "NVRM: Xid (PCI:0000:29:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 "
+    "(0x02000011 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)"
+)
+
+
+def test_xids_of_three_real_nodes_of_a_domain_are_one_alert(tmp_path: Path) -> None:
+    names = ["tray1", "tray2", "tray3"]
+    with contextlib.ExitStack() as stack:
+        listen = [f"127.0.0.1:{free_ports(1, stack)}" for _ in names]
+        nodes = [
+            stack.enter_context(
+                Healthd(
+                    "--listen", address, "--node-name", name, fake_nvml="gb200-nvl72", config="interval_seconds = 5.0\n"
+                )
+            )
+            for name, address in zip(names, listen, strict=True)
+        ]
+        prometheus = stack.enter_context(run_prometheus(tmp_path, listen, stack))
+        until(lambda: len(prometheus.query("healthd_nvlink_domain_info")) == 3, "all have reported their domain")
+        domain_fault = ("HealthdNvlinkDomainFault", "")
+        assert domain_fault not in prometheus.alerts()
+        for node in nodes:
+            node.kernel_line(f"kernel: {NVLINK_LINE}")
+
+        def only_the_domain_alerts() -> bool:
+            alerts = prometheus.alerts()
+            return domain_fault in alerts and not any(name == "HealthdNvlinkFault" for name, _ in alerts)
+
+        until(only_the_domain_alerts, "the fault of the domain is one alert")
+        annotations = prometheus.alerts()[domain_fault]
+        assert "tray1, tray2, tray3" in annotations["description"]
+        _, document = run_fleet_status(prometheus.url)
+        (domain,) = document["domains"]
+        assert (domain["nodes"], domain["healthy"], domain["largest_job"]) == (3, 0, 0)
+        (series,) = prometheus.query("domain:healthd_largest_job:nodes")
+        assert (series["metric"]["id"], float(series["value"][1])) == (domain["id"], 0.0)
+        for node in nodes:
+            node.request(command="repaired", code="gpu_xid/149", part=None)
+        until(lambda: domain_fault not in prometheus.alerts(), "the alert ends", 400)

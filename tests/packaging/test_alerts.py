@@ -169,7 +169,7 @@ def test_each_alert_names_place_next_step_and_urgency():
 
 
 def test_each_problem_has_alert_for_one_node_and_for_many():
-    recorded = {rule["labels"]["problem"] for rule in rules("recording") if "labels" in rule}
+    recorded = {rule["labels"]["problem"] for rule in rules("recording") if "problem" in rule.get("labels", {})}
     assert recorded == set(PROBLEMS)
     alerts_for_one = [
         name

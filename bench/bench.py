@@ -33,12 +33,14 @@ import scrape  # noqa: E402
 import sizes  # noqa: E402
 import start  # noqa: E402
 import storms  # noqa: E402
+import trays  # noqa: E402
 from figure import Figure, machine, table  # noqa: E402
 from healthd_daemon import Healthd  # noqa: E402
 
 PARTS: dict[str, Callable[[], list[Figure]]] = {
     "rounds": rounds.rounds,
     "sizes": sizes.sizes,
+    "trays": trays.trays,
     "memory": rounds.memory,
     "scrape": scrape.rows,
     "growth": rounds.growth,

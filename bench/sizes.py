@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from counted import cpu_ms, daemon_pid
 from figure import Figure
@@ -13,6 +14,7 @@ from healthd_daemon import Healthd
 from made_node import PROCESSES, node
 from rounds import slope
 
+Key = TypeVar("Key", int, str)
 WINDOWS, WINDOW_ROUNDS = 6, 5
 WARM_SECONDS = 10.0
 GPU_COUNTS, DISK_COUNTS, PROCESS_COUNTS = (1, 4, 8, 16), (4, 16, 64), (0, 200, PROCESSES, 20_000)
@@ -47,25 +49,25 @@ def fit(unit: str, rounds: Mapping[int, Sequence[float]]) -> list[Figure]:
     ]
 
 
-def measured(nodes: Mapping[int, Mapping[str, int]]) -> dict[int, list[float]]:
+def measured(nodes: Mapping[Key, Mapping[str, Any]]) -> dict[Key, list[float]]:
     """Return the CPU time (ms) of each round of nodes.
 
     The nodes run in parallel, so that a busy machine slows all of them.
     """
     with contextlib.ExitStack() as stack:
-        daemons = {}
-        for number, parts in nodes.items():
+        daemons: dict[Key, Healthd] = {}
+        for index, (number, parts) in enumerate(nodes.items()):
             folder, config = stack.enter_context(node(**parts))
             daemons[number] = stack.enter_context(
                 Healthd(
-                    *("--interval", "1", "--root", str(folder), "--node-name", f"n{number}"),
+                    *("--interval", "1", "--root", str(folder), "--node-name", f"n{index}"),
                     config=f"{config}\n[checks.processes]\n[checks.disk_space]\n",
                     fake_nvml=str(folder / "gpus.toml"),
                 )
             )
         time.sleep(WARM_SECONDS)
         pids = {number: (daemon_pid(daemon), daemon.worker_pid()) for number, daemon in daemons.items()}
-        spent: dict[int, list[float]] = {number: [] for number in nodes}
+        spent: dict[Key, list[float]] = {number: [] for number in nodes}
         for _ in range(WINDOWS):
             before = {number: sum(map(cpu_ms, pid_pair)) for number, pid_pair in pids.items()}
             time.sleep(WINDOW_ROUNDS)  # one round per second; each node has its own phase

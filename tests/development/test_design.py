@@ -26,7 +26,7 @@ PURE_BY_PACKAGE = {
     ),
     "agent.hooks": "payload request",
     "agent.evidence": "case describe hardware manifest redact request sources",
-    "agent.kernel_log": "coalesce parse prefix repeats",
+    "agent.kernel_log": "coalesce gpu_events parse prefix repeats",
     "agent.kernel_log.rules": ("filesystems host iommu memory network nvidia pcie rule site storage"),
     "agent.repair": "attempt gpu_reset history journal ladder obstacles planner requirements",
     "agent.reporting": "endings fault_timeline next_steps render repair",
@@ -38,7 +38,7 @@ PURE_BY_PACKAGE = {
     "agent.worker": "requests",
     "common": "codec duration errors history model moments mountinfo page paths repair_plan text",
     "common.slurm": (
-        "admin_comment builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
+        "admin_comment blocks builtin_reasons commands drain_reason gres hostlist lemon_command node_states output"
     ),
     "events": "emitted outbox parse rows schema sequence",
     "failslow": (
@@ -51,16 +51,16 @@ PURE_BY_PACKAGE = {
     "fleet": "figures lint summary table tables view",
     "fleet.answers": "nccl_transport",
     "fleet.collectives": "dump rank_log rank_view transport waits",
-    "fleet.statistics": "ettr_model intervals lemon_score multiplicity spans weeks wilson",
+    "fleet.statistics": "domain_faults ettr_model intervals lemon_score multiplicity spans weeks wilson",
     "fleet.views": (
         "alarms attribution availability checks compare ettr failslow goodput lemons links nccl rate states"
     ),
     "fleet.status": "node text",
     "host": "cgroup disks",
-    "nvidia": "nvlink5_texts recovery_action smi_report xid_table xid_texts",
+    "nvidia": "gpu_event nvlink5_texts recovery_action smi_report xid_table xid_texts",
     "scan": ("candidates continuation coupled_events events findings lines messages prefixes quoted table"),
     "validation": "document measurement passes reservation transfers",
-    "validation.tools": "cpu dcgmi nccl_tests nvbandwidth perftest pytorch",
+    "validation.tools": "cpu dcgmi mndiag nccl_tests nvbandwidth perftest pytorch",
 }
 PURE = {f"{package}.{name}" for package, names in PURE_BY_PACKAGE.items() for name in names.split()}
 # Other modules of healthd that a pure module may import: types, tables that are loaded once, and `guard`, which counts

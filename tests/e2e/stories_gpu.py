@@ -336,6 +336,22 @@ LINKS = [
         settings={"gpu_nvlink": {"inactive_confirm_seconds": 1.0}},
     ),
     Row(
+        "gpu_nvlink/unreported",
+        GPU,
+        fault=gpu_tables(["nvlink_unreported = [17]"] * 8),
+        repair=WELL,
+        settings={"gpu_nvlink": {"links": 18, "inactive_confirm_seconds": 1.0}},
+        severity=Severity.WARNING,
+    ),
+    Row(
+        "gpu_nvlink/traffic_disabled",
+        GPU,
+        fault=gpu("nvlink_traffic_disabled = [17]"),
+        repair=WELL,
+        settings={"gpu_nvlink": {"inactive_confirm_seconds": 1.0}},
+        severity=Severity.WARNING,
+    ),
+    Row(
         "gpu_nvlink/slow",
         B200,
         well=gpu("nvlink_speed = 53125"),

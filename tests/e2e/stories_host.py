@@ -42,6 +42,14 @@ SPACE = {"disk_space": {"paths": ("/tmp",)}}
 CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 CPUS = "/sys/devices/system/cpu"
 THROTTLED = f"{CPUS}/cpu0/thermal_throttle/package_throttle_count"
+ZONE = "/sys/class/thermal/thermal_zone0"
+GRACE_ZONE = {
+    "/sys/devices/soc0/soc_id": "jep106:036b:0241\n",
+    f"{ZONE}/device/description": "Thermal Zone Skt0 TJMax\n",
+    f"{ZONE}/trip_point_0_type": "critical\n",
+    f"{ZONE}/trip_point_0_temp": "104500\n",
+    f"{ZONE}/temp": "46000\n",
+}
 DEVICES = [f"/dev/nvidia{name}" for name in ("ctl", *range(8))]
 NVIDIAS = 195  # the major number
 KIB, TMP_KIB, TMP_FILES = 1 << 10, 1 << 10, 100
@@ -264,6 +272,13 @@ ROWS = [
         fault=writes({THROTTLED: "6\n"}),
         repair=nothing,
         settings={"cpu": {"clear_after": 15}},  # number of rounds without throttling
+    ),
+    Row(
+        "cpu/critical_temperature",
+        "socket0",
+        well=writes(GRACE_ZONE),
+        fault=writes({f"{ZONE}/temp": "104500\n"}),
+        repair=writes({f"{ZONE}/temp": "46000\n"}),
     ),
     Row("memory_size/too_small", "", fault=memory(gib=1920), repair=memory()),
     Row("memory_edac/uncorrected", "mc0", fault=memory(uncorrected=1), repair=booted(memory())),

@@ -18,7 +18,7 @@ from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import CGROUP_INTERVAL_SECONDS
 from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import ReadJournal, Run, RunAnswer, TakeInventory
+from healthd.agent.worker.requests import CopyAnswer, LoadCopy, ReadJournal, Run, RunAnswer, TakeInventory
 from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
 from tests.agent.test_daemon_guards import settings
 

@@ -73,6 +73,7 @@ from healthd.agent.scheduler.kernel_events import KernelEventIntake
 from healthd.agent.scheduler.replies import Received, ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
 from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
+from healthd.agent.scheduler.worker_tasks import hooks_record
 from healthd.agent.settings import registry
 from healthd.agent.settings.config import ConfigError, Loaded, Settings, is_kernel_log_forgeable
 from healthd.agent.settings.configured import Configured
@@ -254,8 +255,8 @@ class Daemon:
         self.kernel_events.listener.open(self.store.ledger.cursors.get(settings.kernel_log.source))
         opened.callback(self.kernel_events.listener.close)
         self.hooks.start()
-        if record_request := self.hooks.record_request():
-            self.scheduler.queue.add_task(record_request)
+        if not settings.hooks.programs:
+            self.scheduler.queue.add_task(hooks_record(settings.state_dir))
         opened.callback(self.hooks.close)
         self.control.open()
         opened.callback(self.announce_stop)
@@ -416,14 +417,13 @@ class Daemon:
             self.scheduler.run_after([*self.kernel_events.take_events(received.events), *received.triggers])
 
     def handle_received(self, received: Received) -> None:
-        """Pass the worker's inventory and journal lines to the kernel event intake, and the hooks' record to the
-        hooks."""
+        """Pass the worker's inventory and journal lines to the kernel event intake."""
         if received.inventory is not None:
             self.kernel_events.take_inventory(received.inventory)
         if received.journal is not None:
             self.scheduler.run_after(self.kernel_events.take_journal_reply(received.journal))
-        if received.hooks_record is not None:
-            self.hooks.take_record(received.hooks_record)
+        if received.has_hooks_record:
+            self.hooks.remove_record()
 
     # --- jobs on this node
 

@@ -11,11 +11,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 
 from healthd.agent.hooks.request import PROGRAM, HooksRequest, parse_request, render_request
-from healthd.agent.hooks.result import HookResult, read_results, result_path, state_path
-from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
+from healthd.agent.hooks.result import HookResult, read_results, result_path
 from healthd.agent.settings.config import Settings
-from healthd.agent.worker.client import Reply, Request
-from healthd.agent.worker.requests import CopyAnswer, LoadCopy
 from healthd.common import guard, ownership
 from healthd.common.guard import HOOKS
 from healthd.host.separate_program import SeparateProgram
@@ -78,24 +75,12 @@ class HookTrigger:
             self._since = {name: min(now, earlier.get(name, now)) for name in self._since}
             self._request()
 
-    def record_request(self) -> Request | None:
-        """Return the request for the hooks' record, or None if hooks are configured.
+    def remove_record(self) -> None:
+        """Request a run that removes the record of hooks which were configured before the start.
 
-        The worker reads the record, because the state directory may hang.
+        Without it, hooks that are configured again later would get old events.
         """
-        if self._settings.hooks.programs:
-            return None
-        folder, name = os.path.split(state_path(self._settings.state_dir))
-        return Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(folder, (name,)))
-
-    def take_record(self, reply: Reply) -> None:
-        """Request a run if hooks were configured before.
-
-        The program then removes the record, so that hooks which are configured again later do not get old events.
-        """
-        texts = reply.answer.texts if isinstance(reply.answer, CopyAnswer) else {}
-        if set(texts.values()) != {None}:
-            self._request()
+        self._request()
 
     def reconfigure(self, settings: Settings) -> None:
         """Apply the settings after a reload."""

@@ -26,6 +26,7 @@ from healthd.agent.scheduler.worker_tasks import (
     StreamDelivery,
     Textfile,
     failure,
+    has_hooks_record,
 )
 from healthd.agent.settings.configured import Configured
 from healthd.agent.worker.client import Reply, WorkerClient
@@ -54,12 +55,14 @@ BURST_SECONDS = 0.02  # the longest wait for the worker alone, which delays kern
 
 
 class Received(NamedTuple):
-    """Input for the daemon: the end of a round, a reply with journal lines or the hooks' record, or a new inventory."""
+    """Input for the daemon: the end of a round, a reply with journal lines, a new inventory, or whether the state
+    directory has a record of hooks.
+    """
 
     round_ended: bool = False
     journal: Reply | None = None
     inventory: Inventory | None = None
-    hooks_record: Reply | None = None
+    has_hooks_record: bool = False
 
 
 class ReplyHandler:
@@ -157,7 +160,7 @@ class ReplyHandler:
             elif kind in (TakeInventory, LoadCopy) and reply.outcome is Outcome.TIMED_OUT:
                 self._queue.add_task(reply.request)  # retry once the hung worker has ended
             elif kind is LoadCopy:
-                return received._replace(hooks_record=reply)
+                return received._replace(has_hooks_record=has_hooks_record(reply))
             elif kind is ReadClusterName and not why:
                 assert isinstance(reply.answer, str)
                 self._store.stream.set_cluster(reply.answer)

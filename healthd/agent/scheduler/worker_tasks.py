@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 
 from healthd.agent.conditions.store import NAMES, ConditionStore
+from healthd.agent.hooks.result import state_path
 from healthd.agent.scheduler.worker_queue import TASK_TIMEOUT_SECONDS
 from healthd.agent.worker import installed_files
 from healthd.agent.worker.client import Reply, Request
 from healthd.agent.worker.requests import (
     AppendEvents,
     CheckInstalledFiles,
+    CopyAnswer,
+    LoadCopy,
     ReadClusterName,
     SaveCopy,
     TakeInventory,
@@ -27,6 +31,18 @@ log = logging.getLogger("healthd")
 CLUSTER_NAME = Request("slurm_conf", TASK_TIMEOUT_SECONDS, ReadClusterName())
 INVENTORY = Request("nvml", TASK_TIMEOUT_SECONDS, TakeInventory(gpus=True))
 INVENTORY_SECONDS = 24 * 3600.0
+
+
+def hooks_record(state_dir: str) -> Request:
+    """Return the request for the record of the hooks. The worker reads it, because the disk may hang."""
+    folder, name = os.path.split(state_path(state_dir))
+    return Request("state_dir", TASK_TIMEOUT_SECONDS, LoadCopy(folder, (name,)))
+
+
+def has_hooks_record(reply: Reply) -> bool:
+    """Return True if there is a record, or if there may be one that cannot be read."""
+    texts = reply.answer.texts if isinstance(reply.answer, CopyAnswer) else {}
+    return set(texts.values()) != {None}
 
 
 class LedgerCopy:

@@ -18,9 +18,6 @@ from healthd.agent.hooks.request import HooksRequest, parse_request
 from healthd.agent.hooks.result import HookResult, render_results, result_path
 from healthd.agent.hooks.trigger import MARKS, HookTrigger
 from healthd.agent.settings.config import HOOKS, HooksConfig, Settings
-from healthd.agent.worker.client import Reply
-from healthd.agent.worker.requests import CopyAnswer
-from healthd.common.model import Outcome
 from healthd.events.schema import Event, Source, render
 from healthd.host.separate_program import request_file
 
@@ -39,13 +36,6 @@ def settings(folder: Path, **hooks: Any) -> Settings:
 def requested(folder: Path) -> HooksRequest | None:
     path = Path(request_file(str(folder), "hooks"))
     return parse_request(path.read_text()) if path.exists() else None
-
-
-def reply_to(hooks: HookTrigger, outcome: Outcome, answer: CopyAnswer | None) -> Reply:
-    request = hooks.record_request()
-    assert request is not None
-    assert request.resource == "state_dir"
-    return Reply(request, outcome, 0.1, answered=True, answer=answer)
 
 
 def served(folder: Path) -> None:
@@ -69,7 +59,6 @@ def test_start_requests_run_with_settings(tmp_path):
 def test_node_without_hooks_requests_nothing(tmp_path):
     hooks = trigger(tmp_path)
     hooks.start()
-    hooks.take_record(reply_to(hooks, Outcome.COMPLETED, CopyAnswer({"hooks.json": None})))
     hooks.take_written([DRAIN])
     hooks.end_round()
     hooks.step()
@@ -77,25 +66,12 @@ def test_node_without_hooks_requests_nothing(tmp_path):
     assert (hooks.results, hooks.problem) == ({}, "")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "answer"),
-    [
-        (Outcome.COMPLETED, CopyAnswer({"hooks.json": "{}"})),
-        (Outcome.COMPLETED, CopyAnswer({"hooks.json": ""})),
-        (Outcome.FAILED, None),
-    ],
-)
-def test_removed_hooks_are_reported_to_runner(tmp_path, outcome, answer):
-    """The record is in the state directory, which a reboot does not clear."""
+def test_removed_hooks_are_reported_to_runner(tmp_path):
     hooks = trigger(tmp_path)
     hooks.start()
     assert requested(tmp_path) is None
-    hooks.take_record(reply_to(hooks, outcome, answer))
+    hooks.remove_record()
     assert requested(tmp_path) == HooksRequest(f"{tmp_path}/state", {}, HooksConfig())
-
-
-def test_node_with_hooks_does_not_read_record(tmp_path):
-    assert trigger(tmp_path, on_drain=("/x",)).record_request() is None
 
 
 def test_removed_hooks_replace_request_that_was_not_served(tmp_path):

@@ -14,11 +14,12 @@ from healthd.agent.conditions.store import ConditionStore
 from healthd.agent.scheduler.job_presence import JobPresence
 from healthd.agent.scheduler.replies import Received, ReplyHandler
 from healthd.agent.scheduler.scheduler import Scheduler
+from healthd.agent.scheduler.worker_tasks import hooks_record
 from healthd.agent.settings.configured import Configured
 from healthd.agent.slurm.event_jobs import CGROUP_INTERVAL_SECONDS
 from healthd.agent.worker.client import Reply, Request, WorkerClient
 from healthd.agent.worker.process import Setup
-from healthd.agent.worker.requests import CopyAnswer, LoadCopy, ReadJournal, Run, RunAnswer, TakeInventory
+from healthd.agent.worker.requests import CopyAnswer, ReadJournal, Run, RunAnswer, TakeInventory
 from healthd.common.model import Finding, Gpu, Inventory, Mode, Outcome, RunName, Severity
 from tests.agent.test_daemon_guards import settings
 
@@ -136,13 +137,27 @@ def test_replies_for_others_are_returned(parts: Parts) -> None:
     assert parts.replies.handle(reply, Received(round_ended=True)) == Received(round_ended=True, journal=reply)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "answer", "expected"),
+    [
+        (Outcome.COMPLETED, CopyAnswer({"hooks.json": None}), False),
+        (Outcome.COMPLETED, CopyAnswer({"hooks.json": "{}"}), True),
+        (Outcome.COMPLETED, CopyAnswer({"hooks.json": ""}), True),
+        (Outcome.FAILED, None, True),
+    ],
+)
+def test_hooks_record_is_found_even_if_unreadable(
+    parts: Parts, outcome: Outcome, answer: CopyAnswer | None, expected: bool
+) -> None:
+    reply = Reply(hooks_record("/var/lib/healthd"), outcome, 0.1, answered=True, answer=answer)
+    assert parts.replies.handle(reply, Received()) == Received(has_hooks_record=expected)
+
+
 def test_hooks_record_is_read_again_after_worker_hung(parts: Parts) -> None:
-    request = Request("state_dir", 20.0, LoadCopy("/var/lib/healthd", ("hooks.json",)))
+    request = hooks_record("/var/lib/healthd")
     timed_out = Reply(request, Outcome.TIMED_OUT, 20.0, "no answer within 20 s")
     assert parts.replies.handle(timed_out, Received()) == Received()
     assert request in parts.scheduler.queue._tasks
-    answered = Reply(request, Outcome.COMPLETED, 0.1, answered=True, answer=CopyAnswer())
-    assert parts.replies.handle(answered, Received()) == Received(hooks_record=answered)
 
 
 def test_run_after_event_schedules_checks(parts: Parts) -> None:

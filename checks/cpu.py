@@ -15,7 +15,7 @@ the machine off (Documentation/driver-api/thermal/sysfs-api.rst). Lower trip poi
 
 NVIDIA's Health Validation compares the number of NUMA nodes (numa_node_count: 34 on GB200 and GB300). Most of these
 nodes are for the GPUs' memory, and depend on the driver's mode. Only NUMA nodes with CPUs are compared here. Their
-number changes with BIOS settings (NPS, SNC) or with a missing CPU, so another number is only a warning.
+number changes with BIOS settings (NPS, SNC) or with a missing CPU, so a different number is only a warning.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ RANGES = regex(r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*")
 
 class Config(CheckSettings, frozen=True):
     """expected         how many CPUs must be online (getconf _NPROCESSORS_ONLN); 0 = not checked
-    numa_nodes       how many NUMA nodes with CPUs there must be; another number is a warning; 0 = not checked
+    numa_nodes       how many NUMA nodes with CPUs there must be; a different number is a warning; 0 = not checked
     governors        accepted frequency governors; others are a warning; () = all are accepted. With intel_pstate and
                      amd-pstate-epp, "powersave" lets the hardware choose the speed; add it if the site uses it
     throttle_events  warn if heat throttled a CPU package more often than this between two runs
@@ -276,7 +276,7 @@ EXPLAIN = {
     "cpu/numa_nodes": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The machine has another number of NUMA nodes with CPUs than the settings require.",
+        "The number of NUMA nodes with CPUs differs from the setting numa_nodes.",
         "Jobs bind processes and memory to the wrong NUMA node, and speeds vary between nodes.",
         "No action tonight. numactl --hardware shows the NUMA nodes. Compare the BIOS settings with those of another "
         "node: NUMA nodes per socket (NPS) on AMD, sub-NUMA clustering (SNC) on Intel. If CPUs are missing too, see "
@@ -305,7 +305,7 @@ EXPLAIN = {
         Severity.WARNING,
         Clears.PASS,
         "A Grace CPU is as hot as the kernel's critical trip point, at which the kernel powers the machine off.",
-        "The machine is about to stop, and its jobs end.",
+        "The machine is about to power off, which ends its jobs.",
         "Check the coolant flow and the leak sensors of the tray and the rack, or the fans (ipmitool sdr type "
         "Temperature and ipmitool sdr type Fan). If the temperature is right and the machine stays on, the trip point "
         "is wrong: compare /sys/class/thermal/thermal_zone*/trip_point_*_temp with another node, and update the "

@@ -154,7 +154,7 @@ def _errors(gpu: NvmlGpu, links: Sequence[C2cLink], config: Config, past: Histor
 
 OBSERVATIONS = {
     "gpu_c2c_links_active": Meaning("Number of active C2C links between the GPU and its Grace CPU.", ("pci",)),
-    "gpu_c2c_links_full_power": Meaning("Number of the GPU's C2C links that are in full power.", ("pci",)),
+    "gpu_c2c_links_full_power": Meaning("Number of the GPU's C2C links that are at full power.", ("pci",)),
     "gpu_c2c_errors_total": Meaning(
         "The GPU's C2C link errors since the driver was loaded; the label links is a bit mask of the counted links.",
         ("pci", "error", "links"),
@@ -166,8 +166,8 @@ EXPLAIN = {
         Severity.DEGRADED,
         Clears.PASS,
         "Some chip-to-chip links (NVLink-C2C) between this GPU and its Grace CPU are not active. This is degraded if "
-        "another GPU of this node has more active links, or if all links of the GPU are down. Otherwise, and if the "
-        "driver only does not report their state, it is a warning.",
+        "another GPU of this node has more active links, or if all links of the GPU are down. Otherwise, or if the "
+        "driver merely does not report their state, it is a warning.",
         "Copies between CPU and GPU memory lose bandwidth. If all links of the GPU are down, the GPU cannot be used.",
         "nvidia-smi c2c -s shows the links. Look for Xid 173 (journalctl -k). After the drain, reboot the node. If the "
         "link is still down, replace the board with the CPU and the GPU.",

@@ -70,7 +70,7 @@ from healthd.api import (
     regex,
 )
 from healthd.host.inventory import device_kind
-from healthd.nvidia.nvml import Fabric, Platform
+from healthd.nvidia.nvml import SWITCH_CONNECTED, Fabric, Platform
 
 USES = "nvml"
 
@@ -97,7 +97,7 @@ FIELDS = (
     (0, 1, "bandwidth is degraded"),
     (2, 1, "routes are being recovered"),
     (4, 1, "routes are unhealthy"),
-    (6, 1, "an access time-out is being recovered"),
+    (6, 1, "recovering from an access time-out"),
     (12, 2, "no partition is assigned"),
     (MANAGER_SHIFT, 2, MANAGER_DISCONNECTED),
 )
@@ -114,18 +114,13 @@ CONFIGURATIONS = {
     8: "invalid state of the GPU",
 }
 INCORRECT_CONFIGURATION = "incorrect configuration: "
-# Problems that a rack's switches or partitions can cause. The others (a GUID, a serial number, the GPU's firmware, its
-# location or state, failed joining) are about the tray itself (nvml.h: NVML_GPU_FABRIC_HEALTH_MASK_*).
-SWITCH_SIDE_PROBLEMS = frozenset(
-    {
-        "bandwidth is degraded",
-        "routes are being recovered",
-        "routes are unhealthy",
-        "an access time-out is being recovered",
-        "no partition is assigned",
-        SUMMARIES[LIMITED_CAPACITY],
-        *(INCORRECT_CONFIGURATION + CONFIGURATIONS[number] for number in (NO_PARTITION, NOT_ENOUGH_LINKS)),
-    }
+JOINING_FAILED = "joining failed with NVML error "
+# Problems of the tray itself (nvml.h: NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*). The switches or the
+# partitions of a rack can cause all others. So can problems that this version does not know, if all GPUs have them.
+TRAY_PROBLEMS = frozenset(
+    INCORRECT_CONFIGURATION + text
+    for number, text in CONFIGURATIONS.items()
+    if number not in (NO_PARTITION, NOT_ENOUGH_LINKS)
 )
 
 
@@ -198,20 +193,25 @@ def _judge_together(
     """
     fabric = completed.get(gpu)
     findings: list[Finding] = []
-    if fabric is None and joined[gpu.name]:
-        findings = [_no_fabric(gpu, joined[gpu.name], config)]
-    elif fabric is not None and fabric.status not in (0, NOT_SUPPORTED_STATUS):
-        pass  # the GPU has no domain because joining failed, which _judge reports
-    elif not domains:
-        findings = [_no_domain(gpu, config)] if _is_in_rack(gpu) else []
-    elif fabric is not None:
-        if fabric.cluster:
-            yield Observation("gpu_fabric_info", 1, labels=_place(gpu, fabric))
-        findings = [*_other_domain(gpu, fabric, domains, config)]
+    is_alone = fabric is None and joined[gpu.name] > 0
     if fabric is not None and _has_no_manager(fabric):
         findings.append(_manager_lost(gpu, completed, config))
+    if is_alone:
+        findings.append(_no_fabric(gpu, joined[gpu.name], config))
+    elif fabric is not None and domains and _may_have_domain(fabric):
+        findings += _other_domain(gpu, fabric, domains, config)
     if findings and not _is_exempt(gpu):
         yield from findings
+    # Only the platform is queried below. Its error must not hide the findings.
+    if not is_alone and not domains and _may_have_domain(fabric) and _is_in_rack(gpu) and not _is_exempt(gpu):
+        yield _no_domain(gpu, config)
+    if fabric is not None and fabric.cluster:
+        yield Observation("gpu_fabric_info", 1, labels=_place(gpu, fabric, gpu.platform()))
+
+
+def _may_have_domain(fabric: Fabric | None) -> bool:
+    """Return False if joining failed, which _judge reports."""
+    return fabric is None or fabric.status in (0, NOT_SUPPORTED_STATUS)
 
 
 def _has_no_manager(fabric: Fabric) -> bool:
@@ -262,12 +262,16 @@ def _domain_text(cluster: str, clique: int) -> str:
 
 
 def _is_in_rack(gpu: NvmlGpu) -> bool:
+    """Return True if NVML says that the GPU's NVLinks lead to switches outside the node. A GB200 or GB300 has no
+    switches of its own; on the others, only the serial number of a chassis distinguishes them from an HGX board."""
     platform = gpu.platform()
-    return platform is not None and platform.is_in_rack
+    return platform is not None and (
+        platform.is_in_rack or (platform.peer_type == SWITCH_CONNECTED and gpu.name.startswith(NVL72))
+    )
 
 
-def _place(gpu: NvmlGpu, fabric: Fabric) -> tuple[tuple[str, str], ...]:
-    platform = gpu.platform() or Platform(0, "", 0, 0, 0, 0)
+def _place(gpu: NvmlGpu, fabric: Fabric, platform: Platform | None) -> tuple[tuple[str, str], ...]:
+    platform = platform or Platform(0, "", 0, 0, 0, 0)
     has_place = bool(platform.chassis_serial)
     return (
         ("pci", gpu.pci),
@@ -314,7 +318,7 @@ def _no_fabric(gpu: NvmlGpu, joined: int, config: Config) -> Finding:
         Severity.DEGRADED,
         "gpu_fabric/no_fabric",
         gpu.pci,
-        f"the GPU reports no NVLink fabric; {joined} of its model have joined theirs",
+        f"the GPU reports no NVLink fabric; {joined} other GPUs of this model have joined",
         confirm_seconds=config.confirm_seconds,
     )
 
@@ -360,7 +364,7 @@ def _judge(gpu: NvmlGpu, fabric: Fabric, fabrics: Mapping[NvmlGpu, Fabric], conf
 def _problems(fabric: Fabric) -> list[str]:
     """Return the problems of a GPU that has completed joining, without the fabric manager's connection (see
     _manager_lost). Raises ValueError as `problems` does."""
-    found = [f"joining failed with NVML error {fabric.status}"] if fabric.status else []
+    found = [f"{JOINING_FAILED}{fabric.status}"] if fabric.status else []
     found += problems(fabric.health_mask or 0)
     if fabric.summary in SUMMARIES and not (found and fabric.summary == UNHEALTHY):
         found.append(SUMMARIES[fabric.summary])
@@ -369,11 +373,19 @@ def _problems(fabric: Fabric) -> list[str]:
 
 def _is_switch_side(gpu: NvmlGpu, found: Sequence[str], fabrics: Mapping[NvmlGpu, Fabric]) -> bool:
     """Return True if all GPUs of a rack's tray have these problems, and the switches can cause all of them."""
-    if len(fabrics) < 2 or not SWITCH_SIDE_PROBLEMS.issuperset(found):
+    if len(fabrics) < 2 or any(text in TRAY_PROBLEMS or text.startswith(JOINING_FAILED) for text in found):
         return False
     return _has_rack_switches(gpu, fabrics[gpu]) and all(
-        fabric.state == COMPLETED and {*found} <= {*_problems(fabric)} for fabric in fabrics.values()
+        fabric.state == COMPLETED and _may_have_problems(fabric, found) for fabric in fabrics.values()
     )
+
+
+def _may_have_problems(fabric: Fabric, expected: Sequence[str]) -> bool:
+    """Return True if the GPU has these problems, or if its health mask is invalid, which proves nothing."""
+    try:
+        return set(expected) <= set(_problems(fabric))
+    except ValueError:
+        return True
 
 
 def _has_rack_switches(gpu: NvmlGpu, fabric: Fabric) -> bool:
@@ -444,8 +456,9 @@ EXPLAIN = {
         "The GPU belongs to an NVLink fabric but has not joined it within join_seconds. If other GPUs of this node "
         "have joined, the fault is this GPU's own.",
         'CUDA does not start on the GPU (error 802, "system not yet initialized"), so every new job fails at once.',
-        "Run systemctl restart nvidia-fabricmanager. Its version must match the driver's. On B200 and later, NVLSM "
-        f"must run as well. On NVL72, check the switches. {_INSPECT_TODO}",
+        "On an NVL72, check the NVLink switch trays and the fabric manager on them (NMX). On an HGX board, run "
+        "systemctl restart nvidia-fabricmanager. Its version must match the driver's, and on B200 and later, NVLSM "
+        f"must run as well. {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=None,
     ),
@@ -495,11 +508,12 @@ EXPLAIN = {
     "gpu_fabric/other_domain": Explain(
         Severity.DEGRADED,
         Clears.PASS,
-        "The GPU has joined another NVLink domain or another clique than the other GPUs of this node, or none. If no "
+        "The GPU is in no NVLink domain, or in a different domain or clique from the other GPUs of this node. If no "
         "domain has the most GPUs, every GPU is reported.",
         "The GPU and the others cannot reach each other over NVLink. Jobs that use them together fail or hang.",
-        "Compare cliqueId and clusterUuid of all GPUs (nvidia-smi -q, Fabric), and the partitions on the rack's NVLink "
-        f"controller. {_INSPECT_TODO} If the partitions are right, reboot the node after the drain.",
+        "Compare cliqueId and clusterUuid of all GPUs (nvidia-smi -q, Fabric), and the partitions in the fabric "
+        f"manager on the switch trays (NMX). {_INSPECT_TODO} If the partitions are right, reboot the node after the "
+        "drain.",
         confirm="confirm_seconds",
     ),
     "gpu_fabric/no_domain": Explain(
@@ -508,8 +522,8 @@ EXPLAIN = {
         "The GPU's platform is switch connected and names its place in a rack, but the GPU reports no fabric, or no "
         "NVLink domain (clusterUuid is zero).",
         "Jobs on several nodes cannot use NVLink between this node and the others of the rack.",
-        "No action tonight. Check the rack's NVLink switches, and that the node is in a partition on their controller. "
-        f"{_INSPECT_TODO}",
+        "No action tonight. Check the rack's NVLink switches, and that the node is in a partition in the fabric "
+        f"manager on the switch trays (NMX). {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=True,
     ),
@@ -519,8 +533,8 @@ EXPLAIN = {
         "The GPU has lost its connection to the fabric manager (GFM in the health mask). If all GPUs of the node have "
         "lost it, the fabric manager is the likely cause.",
         "Running jobs continue, but the fabric manager cannot route around a new fault, or change partitions.",
-        "Check nvidia-fabricmanager on an HGX board, and the switches' fabric manager on an NVL72, where all trays of "
-        f"the rack report it. {_INSPECT_TODO}",
+        "On an HGX board, check nvidia-fabricmanager. On an NVL72, check the fabric manager on the switch trays (NMX); "
+        f"if it fails, all trays of the rack report this condition. {_INSPECT_TODO}",
         confirm="join_seconds",
         shared=None,
     ),

@@ -10,20 +10,22 @@ NVSwitches connect all links of a GPU (HGX and NVL72: 12 for A100, 18 later). Ea
 active: NVIDIA's Health Validation reports one inactive link as CRITICAL (docs.nvidia.com/health-validation,
 nvlink_active). The setting `links` replaces this number.
 
-In an NVL72, each of a GPU's 18 links leads to another of the rack's 18 switch chips (9 switch trays with two chips of
-72 ports for 72 GPUs: docs.nvidia.com/multi-node-nvlink-systems/multi-node-tuning-guide/system.html). If a switch chip
-fails, every GPU of each tray loses one link. If all GPUs of a tray have lost links, the cause may therefore be outside
-this node ("the switch side"): other trays may report it too, jobs are not requeued, and healthd takes no repair step. A
-GPU that has lost more links than another GPU of the tray also has a fault of its own. On an HGX board the switches
-belong to the node, so a link that is down is always the node's own fault. The numbers of the links are not compared,
-because no source tells whether a number leads to the same switch chip on each GPU. A dead link also writes an Xid on
-each GPU. If all GPUs of a tray have such Xids within a minute, these requeue nothing either
-(agent/slurm/affected_jobs.py). An Xid 154 requeues: it requests a reset from this GPU whatever the cause.
+In an NVL72, each of a GPU's 18 links leads to a different one of the rack's 18 switch chips (9 switch trays with two
+chips of 72 ports for 72 GPUs: docs.nvidia.com/multi-node-nvlink-systems/multi-node-tuning-guide/system.html). If a
+switch chip fails, every GPU of each tray loses one link. If all GPUs of a tray have lost links, the cause may therefore
+be outside this node ("the switch side"): other trays may report it too, jobs are not requeued, and healthd takes no
+repair step. A GPU that has lost more links than another GPU of the tray also has a fault of its own. On an HGX board
+the switches belong to the node, so a link that is down is always the node's own fault. The numbers of the links are not
+compared, because no source tells whether a number leads to the same switch chip on each GPU. For a dead link, the
+driver also logs an Xid for each GPU. If all GPUs of a tray have such Xids within a minute, these requeue nothing either
+(agent/slurm/affected_jobs.py). An Xid 154 requeues: with it, the driver requests a reset of this GPU, whatever the
+cause.
 
 A GPU for which the driver reports neither a number of links nor a link has no NVLink, as on a virtual machine with one
 H100. If the driver reports the number of links, but not the state of some, these links are not down. If another GPU of
 this model reports the same link, it is the same fault as a link that is down. Otherwise it is only a warning where
-NVSwitches connect all links, because the driver may be the cause.
+NVSwitches connect all links, because the driver may be the cause. The same applies on an NVL72 if the driver reports
+fewer links than the generation has.
 
 A link can also be active while its traffic is disabled (driver 615). No source tells why, so this is a warning.
 
@@ -54,7 +56,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from healthd.api import (
@@ -191,6 +193,8 @@ def _inactive(host: Host, gpu: NvmlGpu, states: States, peers: Sequence[States],
     """
     message, expects = "", ""
     failed: list[Exception] = []
+    reported = states
+    states = _try(lambda: _with_expected_links(gpu, reported), reported, failed)
     if config.links == 0 or "links" in config.guessed:
         message = _missing_links_message(gpu, states, peers)
         if not message and not all(states) and _try(lambda: _needs_all_links(host, gpu, states), False, failed):
@@ -198,7 +202,7 @@ def _inactive(host: Host, gpu: NvmlGpu, states: States, peers: Sequence[States],
     if not message and states.count(True) < config.links:
         message, expects = _count_message(states, config.links), "links"
     if message and not _try(lambda: _is_training(host, gpu, states), False, failed):
-        if _is_only_unreported(states, peers, config.links if expects else 0):
+        if _is_only_unreported(reported, peers, config.links if expects else 0):
             yield _unreported(gpu, message, expects, config)
         else:
             is_switch_side = _try(lambda: _is_switch_side(gpu, states, peers), False, failed)
@@ -266,11 +270,11 @@ def _is_switch_side(gpu: NvmlGpu, states: States, peers: Sequence[States]) -> bo
 def _is_in_rack(gpu: NvmlGpu) -> bool:
     """Return True if the GPU's NVLinks lead to switches outside the node. A virtual machine may show only the NVLink
     domain, whose UUID is all zeros on a GPU whose fabric ends at its own baseboard."""
-    platform = gpu.platform()
-    if platform is not None and platform.is_in_rack:
-        return True
     fabric = gpu.fabric()
-    return fabric is not None and fabric.state == FABRIC_COMPLETED and bool(fabric.cluster)
+    if fabric is not None and fabric.state == FABRIC_COMPLETED and fabric.cluster:
+        return True
+    platform = gpu.platform()
+    return platform is not None and platform.is_in_rack
 
 
 def _is_training(host: Host, gpu: NvmlGpu, states: States) -> bool:
@@ -287,17 +291,37 @@ def _is_training(host: Host, gpu: NvmlGpu, states: States) -> bool:
 def _needs_all_links(host: Host, gpu: NvmlGpu, states: States) -> bool:
     """Return True if NVSwitches connect all of the GPU's links, so that each must be active."""
     chip = gpu.compute_capability() or (0, 0)
-    if SWITCHED_LINKS.get(chip) != len(states) or EXPORT_MODELS.search(gpu.name) or BRIDGED_MODELS.search(gpu.name):
+    if _switched_links(gpu) != len(states) or BRIDGED_MODELS.search(gpu.name):
         return False
-    platform = gpu.platform()
-    switches = sum(map(_is_nvswitch, host.pci_functions()))
-    is_switch_connected = platform is not None and platform.peer_type == SWITCH_CONNECTED
     mode = gpu.virtualization()
-    if mode in VGPU_MODES or not (switches or is_switch_connected) or not _may_have_links(gpu):
+    if mode in VGPU_MODES or not _may_have_links(gpu):
         return False
-    if mode != PASSED_THROUGH or (platform is not None and platform.is_in_rack):
+    if _is_in_rack(gpu):
         return True
-    return switches >= BOARD_SWITCHES.get(chip, 1) if switches else any(states)
+    switches = sum(map(_is_nvswitch, host.pci_functions()))
+    if mode == PASSED_THROUGH:
+        return switches >= BOARD_SWITCHES.get(chip, 1) if switches else any(states) and _has_fabric(gpu)
+    platform = gpu.platform()
+    return bool(switches) or (platform is not None and platform.peer_type == SWITCH_CONNECTED)
+
+
+def _switched_links(gpu: NvmlGpu) -> int:
+    """Return how many links NVSwitches connect on a GPU of this generation, or 0 if unknown."""
+    return 0 if EXPORT_MODELS.search(gpu.name) else SWITCHED_LINKS.get(gpu.compute_capability() or (0, 0), 0)
+
+
+def _with_expected_links(gpu: NvmlGpu, states: States) -> States:
+    """Return the states of all links of a GPU in a rack, even if the driver reports fewer links."""
+    if len(states) >= max(SWITCHED_LINKS.values()) or not _is_in_rack(gpu):
+        return states
+    if gpu.virtualization() in VGPU_MODES or not _may_have_links(gpu):
+        return states
+    return [*states, *[None] * (_switched_links(gpu) - len(states))]
+
+
+def _has_fabric(gpu: NvmlGpu) -> bool:
+    fabric = gpu.fabric()
+    return fabric is not None and fabric.state == FABRIC_COMPLETED and not fabric.status
 
 
 def _may_have_links(gpu: NvmlGpu) -> bool:
@@ -341,12 +365,11 @@ def _slow(
 def _traffic_disabled(gpu: NvmlGpu, own: Sequence[Nvlink], config: Config) -> Iterator[Finding]:
     disabled = [number for number, link in enumerate(own) if link.is_traffic_disabled]
     if disabled:
-        numbers = ", ".join(map(str, disabled))
         yield Finding(
             Severity.WARNING,
             "gpu_nvlink/traffic_disabled",
             gpu.pci,
-            f"{_links_text(len(disabled))} {_verb(len(disabled))} active, but without traffic: {numbers}",
+            f"the driver has disabled traffic on {_links_text(len(disabled), 'active ')}: {_link_list(disabled)}",
             confirm_seconds=config.inactive_confirm_seconds,
         )
 
@@ -363,12 +386,14 @@ def _missing_links_message(gpu: NvmlGpu, states: States, peers: Sequence[States]
     missing = {link: _state(states, link) for link in sorted(active_on_peers) if not _state(states, link)}
     if not missing:
         return ""
-    problem = "not active, but" if None in missing.values() else "down,"
-    return f"{_links_text(len(missing))} {_verb(len(missing))} {problem} active on other GPUs{_numbers_text(missing)}"
+    count = f"{_links_text(len(missing))} {_verb(len(missing))}"
+    if None in missing.values():
+        return f"{count} not active here, but active on other GPUs{_numbers_text(missing)}"
+    return f"{count} down here, but active on other GPUs: {_link_list(missing)}"
 
 
-def _links_text(number: int) -> str:
-    return f"{number} NVLink{'' if number == 1 else 's'}"
+def _links_text(number: int, kind: str = "") -> str:
+    return f"{number} {kind}NVLink{'' if number == 1 else 's'}"
 
 
 def _verb(number: int) -> str:
@@ -376,10 +401,16 @@ def _verb(number: int) -> str:
 
 
 def _numbers_text(states: Mapping[int, bool | None]) -> str:
-    """Return text such as "; down: 5, 17; not reported: 3", or "" if all links are active."""
-    down = ", ".join(str(link) for link, state in states.items() if state is False)
-    unreported = ", ".join(str(link) for link, state in states.items() if state is None)
-    return (f"; down: {down}" if down else "") + (f"; not reported: {unreported}" if unreported else "")
+    """Return text such as "; down: links 5, 17; state not reported: link 3", or "" if all links are active."""
+    down = [link for link, state in states.items() if state is False]
+    unreported = [link for link, state in states.items() if state is None]
+    down_text = f"; down: {_link_list(down)}" if down else ""
+    return down_text + (f"; state not reported: {_link_list(unreported)}" if unreported else "")
+
+
+def _link_list(numbers: Collection[int]) -> str:
+    """Return text such as "link 5" or "links 5, 17"."""
+    return f"link{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
 
 
 def _errors(gpu: NvmlGpu, links: Sequence[Nvlink], config: Config, past: History) -> Iterator[Finding | Observation]:
@@ -452,10 +483,11 @@ def baseline(host: Host, config: Config) -> Iterator[Entry | LeftOut]:
         yield Entry("gpu_nvlink", "links", active[0], note="active, on each GPU")
 
 
+_SHOW_LINK = "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end."
 _ERRORS_TODO = (
-    "nvidia-smi nvlink -e and nvidia-smi nvlink -R show the link and its other end. After the drain, reset all GPUs or "
-    "reboot, which retrains the links. If the errors recur on the same link, run diagnostics (dcgmi diag -r 3), then "
-    "reseat or replace the GPU or the baseboard. If healthd did not detect the reset, run healthd repaired CODE PCI."
+    f"{_SHOW_LINK} After the drain, reset all GPUs or reboot, which retrains the links. If the errors recur on the "
+    "same link, run diagnostics (dcgmi diag -r 3), then reseat or replace the GPU or the baseboard. If healthd did "
+    "not detect the reset, run healthd repaired CODE PCI."
 )
 
 OBSERVATIONS = {
@@ -577,7 +609,9 @@ EXPLAIN = {
         Clears.PASS,
         "An NVLink's bit error rate after forward error correction is above NVIDIA's limit.",
         "Packets are resent, which costs bandwidth, and the link is likely to fail.",
-        f"No action tonight. If the rate stays high: {_ERRORS_TODO}",
+        f"No action tonight. {_SHOW_LINK} If the rate stays high, drain the node by hand, then reset all GPUs or "
+        "reboot, which retrains the links. If the errors recur on the same link, run diagnostics (dcgmi diag -r 3), "
+        "then reseat or replace the GPU or the baseboard.",
         confirm="bit_errors_confirm_seconds",
     ),
 }

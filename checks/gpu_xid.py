@@ -350,7 +350,7 @@ def _event_text(event: KernelEvent) -> str:
         texts += [] if xid_table.nvlink5_row(event) is not None else ["unknown to this version"]
     texts += [f"link {found['link']}"] if found["link"] else []
     texts += [{"true": "fatal", "false": "not fatal"}.get(found["fatal"], found["fatal"])] if found["fatal"] else []
-    texts += ["it is down"] if event.field("inactive") else []
+    texts += ["the link is down"] if event.field("inactive") else []
     texts += [bits.means for bits in codes.nvlink4(_registers(event))[:1]]
     texts += [f"MIG instance {found['gpu_instance']}"] if found["gpu_instance"] else []
     texts += [f"after Xid {found['caused_by']}"] if found["caused_by"] else []

@@ -32,7 +32,9 @@ def _flags(parser: Parser) -> None:
     parser.add_argument("--seconds", metavar="N", help="time limit (default: 900, with --quick 30)")
     parser.add_argument("--only", metavar="A,B", help="run only these: gemm, memory, pcie, p2p, nccl, ib, dcgm, cpu")
     parser.add_argument(
-        "--force", action="store_true", help="run even if a job is on the node; the job and the results will be slow"
+        "--force",
+        action="store_true",
+        help="run even if a job is on the node; the job slows down and the measured values are too low",
     )
     parser.add_argument("--why", choices=sorted(WHY), default="manual", help=argparse.SUPPRESS)
     parser.add_argument("--show", action="store_true", help="measure nothing; show the last result")
@@ -90,7 +92,7 @@ def _measure_nodes(args: argparse.Namespace) -> int:
 
     names = _node_names("--nodes", args.nodes, MAX_NODES)
     if args.mndiag:
-        raise Stop("healthd validate: with --nodes, give --mndiag no list; it runs on the nodes of --nodes")
+        raise Stop("healthd validate: with --nodes, --mndiag takes no list; it runs on the nodes of --nodes")
     if os.geteuid() != 0:
         raise Stop("healthd validate: --nodes creates a reservation and writes files owned by root; run it as root")
     options = (*(("--quick",) if args.quick else ()), *(("--only", args.only) if args.only is not None else ()))
@@ -123,7 +125,7 @@ def _node_names(option: str, text: str, most: int) -> tuple[str, ...]:
     except HostListError as error:
         raise Stop(f"healthd validate: {option}: {error}") from None
     if not names or not all(map(is_node_name, names)) or len(set(names)) != len(names):
-        raise Stop(f'healthd validate: {option} must be different node names, got "{text}"; example: n[1-4]')
+        raise Stop(f'healthd validate: {option} must be a list of distinct node names, got "{text}"; example: n[1-4]')
     return tuple(names)
 
 
@@ -138,9 +140,7 @@ def _diagnose_domain(args: argparse.Namespace, loaded: Loaded) -> int:
     seconds = _mndiag_seconds(args, hosts)
     other_jobs = [job for job in run.jobs_on_node(settings.root) if job != os.environ.get("SLURM_JOB_ID")]
     if other_jobs and not args.force:
-        raise Stop(
-            f"healthd validate: job {', '.join(other_jobs[:5])} is running on this node; --force runs anyway", UNKNOWN
-        )
+        raise Stop(f"healthd validate: jobs on this node: {', '.join(other_jobs[:5])}; --force runs anyway", UNKNOWN)
     stop = end_on_signals()
     adopt_orphans()
     with _alone(settings.runtime_dir):
@@ -159,7 +159,7 @@ def _diagnosed_hosts(text: str) -> tuple[str, ...]:
     hosts = _node_names("--mndiag", text, MAX_NODES) if text else job_nodes
     if job_nodes and not set(hosts) <= set(job_nodes):
         others = ", ".join(sorted(set(hosts) - set(job_nodes))[:5])
-        raise Stop(f"healthd validate: --mndiag: {others} is not a node of this job ({job_text})")
+        raise Stop(f"healthd validate: --mndiag: not nodes of this job ({job_text}): {others}")
     return hosts
 
 
@@ -206,8 +206,8 @@ def _measure(args: argparse.Namespace, loaded: Loaded) -> int:
     if jobs and not args.force:
         job_list = ", ".join(jobs[:5]) + (" ..." if len(jobs) > 5 else "")
         raise Stop(
-            f"healthd validate: job {job_list} is running on this node, and the job and the results would be slow; "
-            "--force runs anyway",
+            f"healthd validate: jobs on this node: {job_list}; a validation would slow them down, and the measured "
+            "values would be too low; --force runs anyway",
             UNKNOWN,
         )
     stop = end_on_signals()
@@ -455,8 +455,8 @@ COMMANDS = {
         _validate,
         "Measure the current performance of this node's GPUs, links and ports with the installed tools. Results are "
         "compared with floors, peers and earlier results. No job should run on the node meanwhile.\n"
-        "Exit status: 0 all results are good, 1 something is slow, 2 something failed, 3 nothing could be measured or "
-        "a job is running, 64 usage error.",
+        "Exit status: 0 all results are good, 1 something is slow, 2 something failed, 3 nothing could be measured "
+        "(with --mndiag: a GPU or node was not measured) or a job is running, 64 usage error.",
         "  healthd validate --quick\n  healthd validate --show\n"
         "  healthd validate --only gemm,p2p --seconds 120 --json > validation.json\n"
         "  healthd validate --nodes n[1-4] --quick\n"

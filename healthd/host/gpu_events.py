@@ -41,7 +41,9 @@ from healthd.nvidia.nvml_events import EventSet, open_events
 
 JOBS_SECONDS = 5.0  # interval between searches for GPUs that jobs have open
 CGROUP_CALLS = 12  # searches between two searches for jobs without cgroups
-NO_CGROUPS = "jobs run without cgroups of Slurm, so it is not known which GPUs they use"
+NO_CGROUPS = (
+    "jobs run without Slurm's cgroups, so healthd cannot find their GPUs; enable proctrack/cgroup or task/cgroup"
+)
 WAIT_MILLISECONDS = 1000
 ALIVE_SECONDS = 30.0
 RETRY_SECONDS = 60.0  # delay after NVML failed
@@ -64,7 +66,9 @@ class Setup(Value, frozen=True):
 
 
 class Limit(NamedTuple):
-    """Which events were sent: the start of the period, their number, those dropped, and when each was last sent."""
+    """State of the rate limit: start of the period, events sent in it, events dropped since the last report, and the
+    time at which each recent event was sent.
+    """
 
     since: float = 0.0
     sent: int = 0
@@ -110,7 +114,7 @@ class JobGpuFinder:
         if minors != before:
             self._addresses = gpus_by_minor(Host(self._root))
         pcis = frozenset(self._addresses[minor] for minor in minors if minor in self._addresses)
-        return JobGpus(pcis, "" if pcis else f"{DRIVER} does not have the GPU of /dev/nvidia{min(minors)}")
+        return JobGpus(pcis, "" if pcis else f"a job has /dev/nvidia{min(minors)} open, but {DRIVER} does not list it")
 
     def _has_job_without_cgroup(self) -> bool:
         """Search all processes, but not each time."""

@@ -28,7 +28,7 @@ class OpenGpus(NamedTuple):
     """Result of a search, which the next search continues. The numbers are the N of /dev/nvidiaN.
 
     users      processes that have a GPU open, at least one for each of these GPUs
-    closed     GPUs that no longer have a known user; the search for another one is incomplete
+    closed     GPUs that no longer have a known user; the search for another user is incomplete
     waiting    processes to inspect soon: they are new, or may use a GPU of `closed`
     processes  all processes of jobs
     last_pid   the process that was inspected last in turn

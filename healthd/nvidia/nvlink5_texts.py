@@ -28,8 +28,10 @@ _RESET = (
     "reset the GPU after the drain if the line contains Fatal (run healthd record, then nvidia-smi --gpu-reset -i PCI)"
 )
 _LINKS = (
-    "If healthd only warns, no action is needed tonight. nvidia-smi nvlink -s and -e show the links. If the error "
-    "recurs on the same link, check the cable, the switch and the GPUs at both ends."
+    "On an NVL72, if HealthdNvlinkDomainFault fires, or if all GPUs of the node have NVLink Xids, do not reset the "
+    "node before the NVLink switches have been checked. If healthd only warns, no action is needed tonight. "
+    "nvidia-smi nvlink -s and -e show the links. If the error recurs on the same link, check the cable, the switch "
+    "and the GPUs at both ends."
 )
 # NVIDIA's immediate actions and follow-up investigations. `todo_text` lists the immediate actions in this order.
 _IMMEDIATE_ACTIONS = {

@@ -84,9 +84,10 @@ _XIDS: dict[int, Text] = {
         "24 h is CRITICAL. An error is CRITICAL at once if the kernel line reports the link as down (failed to train), "
         "or if the registers in the line request a fabric reset. gpu_nvlink detects links that go down without a "
         "kernel line.",
-        "If it is only a warning, no action is needed tonight. nvidia-smi nvlink -s and -e show the link. After the "
-        "drain, reset all GPUs on the baseboard. If the error recurs on the same link, reseat or replace the GPU or "
-        "the switch.",
+        "If it is only a warning, no action is needed tonight. On an NVL72, if HealthdNvlinkDomainFault fires, or if "
+        "all GPUs of the node have NVLink Xids, do not reset the node before the NVLink switches have been checked. "
+        "Otherwise, nvidia-smi nvlink -s and -e show the link, and after the drain, reset all GPUs on the baseboard. "
+        "If the error recurs on the same link, reseat or replace the GPU or the switch.",
     ),
     79: Text(
         "The GPU no longer answers on PCI Express.",

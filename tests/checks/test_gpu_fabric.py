@@ -85,7 +85,7 @@ def test_gpu_without_fabric_next_to_joined_gpus_is_degraded(host, setting):
     (finding,) = findings(gpu_fabric, host(f"[gpu.3]\n{setting}"))
     assert (finding.code, finding.subject) == ("gpu_fabric/no_fabric", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.DEGRADED, Clears.PASS, 60.0)
-    assert finding.message == "the GPU reports no NVLink fabric; 7 of its model have joined theirs"
+    assert finding.message == "the GPU reports no NVLink fabric; 7 other GPUs of this model have joined"
 
 
 def test_gpu_of_other_model_or_with_mig_needs_no_fabric(host):
@@ -162,7 +162,7 @@ def test_driver_without_health_fields_uses_state_only(host):
         (0, "gpu_fabric/degraded", "bandwidth is degraded"),
         (2, "gpu_fabric/degraded", "routes are being recovered"),
         (4, "gpu_fabric/unhealthy", "routes are unhealthy"),
-        (6, "gpu_fabric/unhealthy", "an access time-out is being recovered"),
+        (6, "gpu_fabric/unhealthy", "recovering from an access time-out"),
     ],
 )
 def test_first_four_health_fields_mean_a_fault_if_1(host, shift, code, problem):
@@ -325,7 +325,15 @@ def test_tray_outside_its_domain_warns_and_never_drains(host, state):
 )
 @pytest.mark.parametrize("state", ["fabric_state = 0", NO_FABRIC_CALLS, "", "fabric_status = 3"])
 def test_gpus_without_place_in_rack_need_no_domain(host, place, state):
-    assert run_check(gpu_fabric, host(tray(state, place=place), profile="dgx-b200"))[4:] == []
+    text = tray(state, place=place).replace("NVIDIA GB200", "NVIDIA B200")
+    assert run_check(gpu_fabric, host(text, profile="dgx-b200"))[4:] == []
+
+
+@pytest.mark.parametrize("state", ["fabric_state = 0", ""])
+def test_gb200_without_serial_number_of_its_chassis_needs_a_domain(host, state):
+    found = findings(gpu_fabric, host(tray(state, place="platform = { peer_type = 1, host = 1 }"), profile="dgx-b200"))
+    assert codes(found) == ["gpu_fabric/no_domain"] * 4
+    assert findings(gpu_fabric, host(tray(state, place="platform = { peer_type = 0, host = 1 }"), "dgx-b200")) == []
 
 
 def test_unreadable_platform_fails_run_and_hides_no_other_finding(host):
@@ -334,6 +342,16 @@ def test_unreadable_platform_fails_run_and_hides_no_other_finding(host):
     with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
         results.extend(run_once(host(text, profile="dgx-b200")))
     assert codes([item for item in results if isinstance(item, Finding)]) == ["gpu_fabric/no_domain"] * 3
+
+
+def test_unreadable_platform_hides_no_fault_of_the_fabric(host):
+    lost = f'errors = {{ nvmlDeviceGetPlatformInfo = "Unknown" }}\n{NO_MANAGER}'
+    results: list[Any] = []
+    with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
+        text = tray(f'{lost}\nfabric_cluster = "{CLUSTER}"\nfabric_clique = 1', f"{lost}\n{IN_DOMAIN}")
+        results.extend(run_once(host(text, profile="dgx-b200")))
+    found = codes([item for item in results if isinstance(item, Finding)])
+    assert sorted(found) == ["gpu_fabric/manager_lost"] * 4 + ["gpu_fabric/other_domain"]
 
 
 # --- the connection to the fabric manager
@@ -393,13 +411,32 @@ def test_problem_of_all_gpus_of_tray_suspects_switch_side_and_never_requeues(hos
 
 @pytest.mark.parametrize(
     "fault",
-    ["fabric_status = 23", "fabric_summary = 2", *(f"fabric_health = {number << 8}" for number in (2, 3, 6, 7, 8, 9))],
+    ["fabric_status = 23", *(f"fabric_health = {number << 8}" for number in (2, 3, 6, 7, 8))],
 )
 def test_misconfiguration_of_tray_is_its_own_fault(host, fault):
     faulty = host(tray(f"{IN_DOMAIN}\n{fault}"), profile="dgx-b200")
     assert [(f.code, f.shared_cause) for f in findings(gpu_fabric, faulty)] == [("gpu_fabric/unhealthy", False)] * 4
     story = Story(gpu_fabric).run_checks(faulty, 3)
     assert (story.drained, story.requeued) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "fault", ["fabric_summary = 2", "fabric_health = 0x100AA\nfabric_summary = 2", f"fabric_health = {9 << 8}"]
+)
+def test_unknown_problem_of_all_gpus_may_be_caused_by_the_switches(host, fault):
+    faulty = host(tray(f"{IN_DOMAIN}\n{fault}"), profile="dgx-b200")
+    assert [(f.code, f.shared_cause) for f in findings(gpu_fabric, faulty)] == [("gpu_fabric/unhealthy", True)] * 4
+    story = Story(gpu_fabric).run_checks(faulty, 3)
+    assert (story.drained, story.requeued) == (True, False)
+
+
+def test_invalid_health_mask_of_one_gpu_hides_no_fault_of_the_others(host):
+    text = tray(f"{IN_DOMAIN}\nfabric_health = 0xAB", f"{IN_DOMAIN}\nfabric_health = 0xA9")
+    results: list[Any] = []
+    with pytest.raises(ValueError, match="not a health mask"):
+        results.extend(run_once(host(text, profile="dgx-b200")))
+    found = [item for item in results if isinstance(item, Finding)]
+    assert [(f.code, f.shared_cause) for f in found] == [("gpu_fabric/degraded", True)] * 3
 
 
 def test_switch_fault_that_ends_on_one_gpu_first_requeues_nothing(host):

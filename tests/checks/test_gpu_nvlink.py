@@ -40,18 +40,19 @@ def test_links_active_on_peers_are_critical_after_a_minute_until_restored(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5, 17]"))
     assert (finding.code, finding.subject) == ("gpu_nvlink/inactive", PCI)
     assert (finding.severity, finding.clears, finding.confirm_seconds) == (Severity.CRITICAL, Clears.PASS, 60.0)
-    assert finding.message == "2 NVLinks are down, active on other GPUs; down: 5, 17"
+    assert finding.message == "2 NVLinks are down here, but active on other GPUs: links 5, 17"
 
 
 def test_message_uses_singular_for_one_link(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"))
-    assert finding.message == "1 NVLink is down, active on other GPUs; down: 5"
+    assert finding.message == "1 NVLink is down here, but active on other GPUs: link 5"
 
 
 def test_links_not_reported_by_driver_are_down(host):
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlinks = 16"))
     assert (finding.code, finding.severity) == ("gpu_nvlink/inactive", Severity.CRITICAL)
-    assert finding.message == "2 NVLinks are not active, but active on other GPUs; not reported: 16, 17"
+    expected = "2 NVLinks are not active here, but active on other GPUs; state not reported: links 16, 17"
+    assert finding.message == expected
 
 
 @pytest.mark.parametrize("fields", ["", "unsupported_fields = [165]"])
@@ -60,7 +61,7 @@ def test_link_whose_traffic_is_disabled_is_active_and_warns(host, fields):
     (finding,) = (item for item in results if isinstance(item, Finding))
     assert (finding.code, finding.subject) == ("gpu_nvlink/traffic_disabled", PCI)
     assert (finding.severity, finding.confirm_seconds) == (Severity.WARNING, 60.0)
-    assert finding.message == "2 NVLinks are active, but without traffic: 5, 17"
+    assert finding.message == "the driver has disabled traffic on 2 active NVLinks: links 5, 17"
     assert [item.value for item in observations_named(results, "gpu_nvlinks_active")] == [18] * 8
 
 
@@ -78,7 +79,7 @@ def test_unreported_link_does_not_hide_later_links(host):
         18,
     ]
     (finding,) = (item for item in results if isinstance(item, Finding))
-    assert finding.message == "2 NVLinks are not active, but active on other GPUs; down: 17; not reported: 7"
+    assert finding.message.endswith("but active on other GPUs; down: link 17; state not reported: link 7")
 
 
 def test_links_that_no_gpu_reports_are_no_fault_without_nvswitches(host):
@@ -131,9 +132,9 @@ def test_links_inactive_on_all_gpus_are_not_missing(host):
 def test_links_setting_is_the_expected_number(host):
     assert findings(gpu_nvlink, host(), Config(links=18)) == []
     (finding,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [5]"), Config(links=18))
-    assert finding.message == "17 of 18 NVLinks are active; down: 5"
+    assert finding.message == "17 of 18 NVLinks are active; down: link 5"
     (fewer,) = findings(gpu_nvlink, host("gpu.3.nvlink_inactive = [7, 17]"), Config(links=18))
-    assert fewer.message == "16 of 18 NVLinks are active; down: 7, 17"
+    assert fewer.message == "16 of 18 NVLinks are active; down: links 7, 17"
 
 
 def test_pcie_cards_without_links_give_nothing(host):
@@ -310,7 +311,10 @@ ALL_DOWN = f"nvlink_inactive = {[*range(18)]}"
 @pytest.mark.parametrize(("name", "capability"), [("NVIDIA GB200", "[10, 0]"), ("NVIDIA GB300", "[10, 3]")])
 @pytest.mark.parametrize(
     ("down", "message"),
-    [("nvlink_inactive = [7]", "17 of 18 NVLinks are active; down: 7"), (ALL_DOWN, "0 of 18 NVLinks are active; ")],
+    [
+        ("nvlink_inactive = [7]", "17 of 18 NVLinks are active; down: link 7"),
+        (ALL_DOWN, "0 of 18 NVLinks are active; "),
+    ],
 )
 def test_links_down_on_all_gpus_of_tray_are_critical(host, name, capability, down, message):
     found = findings(gpu_nvlink, host(tray(down, name=name, capability=capability), profile="dgx-b200"))
@@ -435,7 +439,7 @@ def test_links_down_on_all_gpus_of_a100_board_are_critical(host, tmp_path):
         add_pci_device(tmp_path, f"0000:0{number}:00.0", "0x068000")
     text = "".join(f"[gpu.{n}]\nnvlink_inactive = [7]\n" for n in range(8))
     found = findings(gpu_nvlink, host(text, "dgx-a100", str(tmp_path)))
-    assert [f.message for f in found] == ["11 of 12 NVLinks are active; down: 7"] * 8
+    assert [f.message for f in found] == ["11 of 12 NVLinks are active; down: link 7"] * 8
 
 
 def test_links_setting_replaces_number_of_board(host):
@@ -453,7 +457,7 @@ def test_links_setting_replaces_number_of_board(host):
         tray(ALL_DOWN, name="NVIDIA RTX PRO 6000 Blackwell", capability="[12, 0]"),
         tray(ALL_DOWN + "\nmig = true"),
         tray("nvlink_inactive = [16, 17]", name="NVIDIA H800", capability="[9, 0]"),
-        tray("nvlinks = 8", name="NVIDIA H100 80GB HBM3", capability="[9, 0]"),
+        tray("nvlinks = 8", name="NVIDIA H100 80GB HBM3", place="peer_type = 0, host = 1", capability="[9, 0]"),
         tray(ALL_DOWN + "\nvirtualization = 2"),
         tray(ALL_DOWN + "\nvirtualization = 3"),
         tray(ALL_DOWN + "\nvirtualization = 4"),
@@ -473,8 +477,8 @@ def test_guest_with_active_links_must_have_all(host):
     assert len(findings(gpu_nvlink, host(tray(ALL_DOWN + "\nvirtualization = 1"), profile="dgx-b200"))) == 4
 
 
-@pytest.mark.parametrize(("switches", "found"), [(0, 0), (2, 0), (4, 8)])
-def test_guest_needs_all_links_only_with_all_nvswitches(host, tmp_path, switches, found):
+@pytest.mark.parametrize(("switches", "found"), [(0, 8), (2, 0), (4, 8)])
+def test_guest_with_some_of_the_nvswitches_may_have_fewer_links(host, tmp_path, switches, found):
     for number in range(switches):
         add_pci_device(tmp_path, f"0000:0{5 + number}:00.0", "0x068000")
     text = "".join(f"[gpu.{n}]\nvirtualization = 1\nnvlink_inactive = [7]\n" for n in range(8))
@@ -498,8 +502,8 @@ NO_LINKS = 'unsupported = ["nvmlDeviceGetFieldValues", "nvmlDeviceGetNvLinkState
 @pytest.mark.parametrize(
     ("unreported", "message"),
     [
-        ("nvlink_unreported = [16, 17]", "16 of 18 NVLinks are active; not reported: 16, 17"),
-        (NO_STATES, "0 of 18 NVLinks are active; not reported: 0, 1, 2, "),
+        ("nvlink_unreported = [16, 17]", "16 of 18 NVLinks are active; state not reported: links 16, 17"),
+        (NO_STATES, "0 of 18 NVLinks are active; state not reported: links 0, 1, 2, "),
     ],
 )
 def test_links_that_no_gpu_of_tray_reports_only_warn(host, unreported, message):
@@ -524,14 +528,39 @@ def test_links_of_baseline_that_no_gpu_reports_only_warn(host):
 def test_unreported_links_hide_no_link_that_is_down(host, config):
     found = findings(gpu_nvlink, host(tray("nvlink_unreported = [16]\nnvlink_inactive = [7]"), "dgx-b200"), config)
     assert [(f.code, f.severity) for f in found] == [("gpu_nvlink/inactive", Severity.CRITICAL)] * 4
-    assert found[0].message.startswith("16 of 18 NVLinks are active; down: 7; not reported: 16")
+    assert found[0].message.startswith("16 of 18 NVLinks are active; down: link 7; state not reported: link 16")
 
 
 @pytest.mark.parametrize("no_links", [NO_LINKS, "nvlinks = 0"])
 @pytest.mark.parametrize("config", [Config(), Config(links=18, guessed=("links",))])
 def test_gpus_for_which_the_driver_reports_no_nvlink_have_none(host, no_links, config):
-    found = findings(gpu_nvlink, host(tray(no_links), profile="dgx-b200"), config)
+    found = findings(gpu_nvlink, host(tray(no_links, place="peer_type = 1, host = 1"), profile="dgx-b200"), config)
     assert codes(found) == ["gpu_nvlink/inactive"] * 4 * bool(config.links)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count", "links"),
+    [("nvlinks = 17", 17, "link 17"), ("nvlinks = 0", 0, "links 0, 1, "), (NO_LINKS, 0, "")],
+)
+def test_gpus_in_rack_must_report_all_links(host, settings, count, links):
+    found = findings(gpu_nvlink, host(tray(settings), profile="dgx-b200"))
+    assert [(f.code, f.severity) for f in found] == [("gpu_nvlink/unreported", Severity.WARNING)] * 4
+    assert f"{count} of 18 NVLinks are active; state not reported: {links}" in found[0].message
+    found = findings(gpu_nvlink, host(tray(settings), profile="dgx-b200"), Config(links=18))
+    assert [(f.code, f.severity) for f in found] == [("gpu_nvlink/inactive", Severity.CRITICAL)] * 4
+
+
+@pytest.mark.parametrize("mode", ["", "virtualization = 1"])
+@pytest.mark.parametrize("down", ["nvlink_inactive = [7]", ALL_DOWN])
+def test_domain_proves_a_rack_without_the_platform(host, mode, down):
+    text = tray(f'{down}\n{mode}\nfabric_cluster = "00000001-0000-0000-0000-000000000001"', place="")
+    no_platform = text.replace("platform = {  }", 'errors = { nvmlDeviceGetPlatformInfo = "Unknown" }')
+    results: list[object] = []
+    results.extend(gpu_nvlink.run(host(no_platform, profile="dgx-b200"), Config(), History({}, NOW, BOOT)))
+    found = [item for item in results if isinstance(item, Finding)]
+    assert [(f.code, f.severity, f.shared_cause) for f in found] == [
+        ("gpu_nvlink/inactive", Severity.CRITICAL, True)
+    ] * 4
 
 
 @pytest.mark.parametrize("settings", [NO_STATES, NO_LINKS, "nvlinks = 0"])
@@ -546,7 +575,7 @@ def test_every_missing_link_of_one_gpu_is_named(host, down, unreported):
     text = f"nvlink_inactive = {sorted(down)}\nnvlink_unreported = {sorted(unreported)}"
     found = findings(gpu_nvlink, host(tray(first=text), profile="dgx-b200"))
     assert [f.code for f in found] == ["gpu_nvlink/inactive"] * bool(down | unreported)
-    named = {int(number) for f in found for number in re.findall(r"[0-9]+", f.message.partition(";")[2])}
+    named = {int(number) for f in found for number in re.findall(r"[0-9]+", re.split("[:;]", f.message, maxsplit=1)[1])}
     assert named == down | unreported
 
 

@@ -84,13 +84,17 @@ def test_gpu_at_91_degrees_without_driver_limit_is_reported(run_checks: CheckRun
 @pytest.mark.parametrize(
     ("stub", "fake", "message"),
     [
-        ("link7@1=0", "nvlink_inactive = [7]", "1 NVLink is down, active on other GPUs; down: 7"),
+        ("link7@1=0", "nvlink_inactive = [7]", "1 NVLink is down here, but active on other GPUs: link 7"),
         (
             "link7@1=0,link17@1=0",
             "nvlink_inactive = [7, 17]",
-            "2 NVLinks are down, active on other GPUs; down: 7, 17",
+            "2 NVLinks are down here, but active on other GPUs: links 7, 17",
         ),
-        ("link7@1=-1", "nvlink_unreported = [7]", "1 NVLink is not active, but active on other GPUs; not reported: 7"),
+        (
+            "link7@1=-1",
+            "nvlink_unreported = [7]",
+            "1 NVLink is not active here, but active on other GPUs; state not reported: link 7",
+        ),
     ],
 )
 def test_links_that_are_down_are_reported_with_numbers(

@@ -18,6 +18,7 @@ from healthd.agent.conditions import endings, intake, verdict
 from healthd.agent.conditions.ledger import Ledger, with_conditions
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
+from healthd.agent.slurm.affected_jobs import rack_gpus
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.history import History, Series, update, without_growth
 from healthd.common.model import (
@@ -201,8 +202,7 @@ class Story:
         node_verdict = verdict.judge(self.conditions, results, names, self.trusted_since)
         reason = self.operator_reason or self.slurm.reason
         node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if reason else {"ALLOCATED"}), reason)
-        rack_gpus = frozenset(gpu.pci for gpu in self.inventory.gpus) if self.inventory.domain else frozenset()
-        policy = Policy(Mode.ACT, self.paused_until, rack_gpus=rack_gpus)
+        policy = Policy(Mode.ACT, self.paused_until, rack_gpus=rack_gpus(self.inventory))
         decision = decide(node_verdict, node, self.slurm, policy, self.now)
         if isinstance(decision, Drain) and not self.operator_reason:
             self.requeued = decision.requeue

@@ -26,11 +26,11 @@ HOLD_SECONDS = 2.0
 RECOVERY_XID = 154
 # Names in AFTER_EVENTS: the checks that run at once.
 UNAVAILABLE, RECOVERY_ACTION = "gpu_unavailable", "gpu_recovery_action"
-MAX_HELD = 1000  # a flood of different Xids; the oldest are then taken at once
+MAX_HELD = 1000  # a flood of different Xids; the oldest are then handled at once
 
 
 class Held(Value, frozen=True):
-    """An event that waits for its kernel line until `release` (epoch seconds), and is then taken.
+    """An event that waits for its kernel line until `release` (epoch seconds), and is then handled.
 
     It occurred between `event.time`, when NVML had no event, and `event.last_time`.
     """

@@ -167,7 +167,9 @@ def _ending_sentences(findings: Sequence[Finding], code: str, part: str, config:
     for finding in findings[1:]:
         ending = finding_ending(finding, config.clear_after, command)
         if ending != first:
-            yield _as_sentence(f"If it is {finding.severity.name.lower()}, it clears after {ending}", command)
+            yield _as_sentence(
+                f"If the severity is {finding.severity.name.lower()}, the condition clears after {ending}", command
+            )
     if any(finding.window_seconds and not finding.shared_cause for finding in findings):
         yield "Time while the node is drained counts only if the part was reset or the node rebooted."
     if code and findings[0].clears is not Clears.OPERATOR:
@@ -352,8 +354,8 @@ _RACK_TEXTS = {
         "On an NVL72, if the message suspects the switch side, healthd requeues no job: running jobs continue.",
     ),
     RackRequeue.NOT_IF_ON_ALL_GPUS: (
-        "On an NVL72, healthd requeues only after 1 min, and no job if all GPUs of the node have reported NVLink "
-        "errors by then: the switches may be the cause.",
+        "On an NVL72, healthd waits 1 min before it requeues jobs. If all GPUs of the node have reported NVLink "
+        "errors by then, it requeues none, because the switches may be the cause.",
     ),
 }
 _WOULD_TEXTS = {
@@ -382,7 +384,7 @@ def sentences(run: Document) -> Iterator[str]:
         if not number:
             yield from (f"{sentence[:1].upper()}{sentence[1:]}." for sentence in step_texts)
         elif entry["steps"] != run["timelines"][0]["steps"]:
-            yield f"If it is {entry['severity']}: {'; '.join(step_texts)}."
+            yield f"If the severity is {entry['severity']}: {'; '.join(step_texts)}."
     if any(step["would"] == Effect.REQUEUES.value for entry in run["timelines"] for step in entry["steps"]):
         yield from _RACK_TEXTS[RackRequeue(run["rack_requeue"])]
     if run["observed"]:

@@ -149,7 +149,7 @@ def rack_requeue(finding: Finding, shared: bool | None, config: CheckConfig, fro
                 if from_kernel_log
                 else _after_run({}, found, config, FIRST_SEEN)
             )
-        return bool(requeuing(judge(conditions, {}, (), 0.0).causes, gpus, FIRST_SEEN + 3600.0))
+        return bool(requeuing(judge(conditions, {}, (), 0.0), gpus, FIRST_SEEN + 3600.0))
 
     if shared is not False and not requeues(replace(worst, shared_cause=True)):
         return RackRequeue.NOT_IF_SHARED

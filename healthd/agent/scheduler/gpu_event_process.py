@@ -38,7 +38,7 @@ READ_BYTES = 1 << 16
 MAX_LINE = 1 << 14  # bytes of an incomplete line that are kept
 STOP_SECONDS = 0.2
 ENDING_SECONDS = 1.0  # interval of checking whether a process has ended, while a repair waits for it
-NOT_RUNNING = "the process that receives them does not run"
+NOT_RUNNING = "not received"
 
 
 class _Ending(NamedTuple):
@@ -57,7 +57,7 @@ class _Ending(NamedTuple):
         return bool(alive((self.identity,)))
 
 
-_abandoned: list[subprocess.Popen[bytes]] = []  # children that outlive a daemon without a warning about it
+_abandoned: list[subprocess.Popen[bytes]] = []  # abandoned children; the references prevent a ResourceWarning
 
 
 class Received(NamedTuple):
@@ -156,7 +156,7 @@ class GpuEventProcess:
             self._start(monotonic)
         names = [name for line in self._read(monotonic) for name in self._take(line)]
         if self._process is not None and monotonic - self._last_line_at >= self._hung_seconds:
-            self._fail("it hangs in the driver")
+            self._fail("the receiving process hangs in the driver")
         self._held, events = gpu_events.release(self._held, recorded, self._now())
         return Received(events, tuple(dict.fromkeys(names)))
 
@@ -238,7 +238,7 @@ class GpuEventProcess:
 
     def _set_problem(self, problem: str) -> None:
         if problem != self.problem:
-            log.warning("GPU events: %s", problem or "they are received again")
+            log.warning("GPU events: %s", problem or "received again")
         self.problem = problem
 
     def _fail(self, why: str) -> None:

@@ -15,9 +15,9 @@ table therefore never causes a requeue of an unaffected job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from healthd.common.model import Condition, Gpu, PciDevice, Severity
+from healthd.common.model import Condition, Gpu, Inventory, PciDevice, Severity, Verdict
 from healthd.common.values import Value
 from healthd.nvidia.xid_table import NVLINK, NVLINK5
 
@@ -60,31 +60,37 @@ class JobGpus(Value, frozen=True):
     is_complete: bool = False
 
 
-def requeuing(causes: Sequence[Condition], rack_gpus: Collection[str], now: float) -> list[Condition]:
+def rack_gpus(inventory: Inventory) -> frozenset[str]:
+    """Return the PCI addresses of the GPUs that switches outside the node may connect. With MIG there is no NVLink."""
+    return frozenset(gpu.pci for gpu in inventory.gpus if not gpu.mig) if inventory.domain else frozenset()
+
+
+def requeuing(verdict: Verdict, rack_gpus: Collection[str], now: float) -> list[Condition]:
     """Return the causes that requeue the jobs that they hit.
 
     A fault of NVLink whose cause may be a rack's switches requeues none. The rack's other nodes have this fault too,
     traffic may continue with less bandwidth (Partition Health in the guide of NVIDIA's NMX Manager, adaptive bandwidth
     mode), and a job that cannot continue fails by itself. An Xid for a link of a rack's tray is the tray's own fault
-    only if the other GPUs have reported none within SAME_FAULT_SECONDS.
+    only if another GPU shows no such fault within SAME_FAULT_SECONDS. One fault has lines of different severity, so an
+    Xid of any severity shows it, and so does a finding whose cause may be the switches.
 
-    `rack_gpus` are the PCI addresses of this node's GPUs if switches outside the node connect them, otherwise ().
+    `rack_gpus` are the PCI addresses of this node's GPUs that switches outside the node connect, or ().
     """
     return [
         cause
-        for cause in causes
+        for cause in verdict.causes
         if cause.severity >= Severity.CRITICAL
         and not _is_switch_side(cause, bool(rack_gpus))
         and not (
             _is_link_xid(cause, rack_gpus)
-            and (now < _began(cause) + SAME_FAULT_SECONDS or _is_on_all_gpus(cause, causes, rack_gpus))
+            and (now < _began(cause) + SAME_FAULT_SECONDS or _is_on_all_gpus(cause, verdict.conditions, rack_gpus))
         )
     ]
 
 
-def undecided_until(causes: Sequence[Condition], rack_gpus: Collection[str], now: float) -> float:
+def undecided_until(verdict: Verdict, rack_gpus: Collection[str], now: float) -> float:
     """Return the time at which `requeuing` may return another cause without a new report (epoch seconds), or 0."""
-    ends = [_began(cause) + SAME_FAULT_SECONDS for cause in causes if _is_link_xid(cause, rack_gpus)]
+    ends = [_began(cause) + SAME_FAULT_SECONDS for cause in verdict.causes if _is_link_xid(cause, rack_gpus)]
     return min((end for end in ends if end > now), default=0.0)
 
 
@@ -97,13 +103,18 @@ def _is_link_xid(cause: Condition, rack_gpus: Collection[str]) -> bool:
     return len(rack_gpus) > 1 and cause.severity >= Severity.CRITICAL and cause.code in LINK_XIDS
 
 
-def _is_on_all_gpus(cause: Condition, causes: Sequence[Condition], rack_gpus: Collection[str]) -> bool:
-    found = {
-        other.subject
-        for other in causes
-        if _is_link_xid(other, rack_gpus)
-        and max(_began(other) - cause.last_event, _began(cause) - other.last_event) <= SAME_FAULT_SECONDS
-    }
+def _is_on_all_gpus(cause: Condition, conditions: Iterable[Condition], rack_gpus: Collection[str]) -> bool:
+    found = set()
+    for other in conditions:
+        if other.code in LINK_XIDS:
+            is_critical = other.severity >= Severity.CRITICAL
+            first, last = _began(other) if is_critical else other.first_seen, other.last_event
+        elif _is_switch_side(other, is_in_rack=True):
+            first, last = other.first_seen, other.last_seen
+        else:
+            continue
+        if max(first - cause.last_event, _began(cause) - last) <= SAME_FAULT_SECONDS:
+            found.add(other.subject)
     return found.issuperset(rack_gpus)
 
 

@@ -13,7 +13,7 @@ from healthd.agent.conditions import absorb, endings
 from healthd.agent.conditions.store import ConditionStore, write_log_lines
 from healthd.agent.settings.config import Settings
 from healthd.agent.slurm import action_log, fleet_limit, repair_claim
-from healthd.agent.slurm.affected_jobs import requeuing
+from healthd.agent.slurm.affected_jobs import rack_gpus, requeuing
 from healthd.agent.slurm.driver import SlurmDriver, SlurmdStartDetector
 from healthd.agent.slurm.flapping import Flapping, reset_count
 from healthd.agent.slurm.policy import (
@@ -215,7 +215,7 @@ class SlurmController:
         self._retry_at, self._goal = FOREVER, None
         self._slurmd.watch(False)
         policy, now = self._policy(), self._now()
-        inputs = (verdict, policy, requeuing(verdict.causes, policy.rack_gpus, now))
+        inputs = (verdict, policy, requeuing(verdict, policy.rack_gpus, now))
         if inputs != self._decision_inputs:
             self._decision_inputs = inputs
             idle_node = NodeState(self.settings.node_name, frozenset({"IDLE"}))
@@ -238,7 +238,7 @@ class SlurmController:
             self._now() - time.clock_gettime(time.CLOCK_BOOTTIME) if self.claim and self.claim.is_booted else 0.0,
             is_allocated(self.status.node),
             domain_id(inventory.domain),
-            frozenset(gpu.pci for gpu in inventory.gpus) if inventory.domain else frozenset(),
+            rack_gpus(inventory),
         )
 
     def _is_due(self, verdict: Verdict, round_ended: bool) -> bool:

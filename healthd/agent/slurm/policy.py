@@ -111,7 +111,7 @@ class Policy(Value, frozen=True):
     booted_at              when this machine booted, in epoch seconds; 0 if unknown
     was_allocated          the last reading showed this node drained and with jobs, which may be out of date
     domain                 short id of this node's NVLink domain (drain_reason.domain_id), or ""
-    rack_gpus              PCI addresses of this node's GPUs if they have an NVLink domain, otherwise empty
+    rack_gpus              PCI addresses of the GPUs that switches outside the node may connect (affected_jobs.py)
     """
 
     mode: Mode = Mode.OBSERVE
@@ -267,7 +267,7 @@ def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy
 def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> Decision:
     owner = drain_owner(node, record)
     if verdict.causes:
-        is_requeue = bool(affected_jobs.requeuing(verdict.causes, policy.rack_gpus, now))
+        is_requeue = bool(affected_jobs.requeuing(verdict, policy.rack_gpus, now))
         if owner is Owner.NONE:
             return Drain(_new_reason(verdict, record, policy), is_requeue)
         if owner is Owner.HEALTHD:

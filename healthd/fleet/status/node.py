@@ -86,8 +86,8 @@ class NodeStatus:
         stale_seconds: time since its last round of checks began, if this is too long.
         repair_step, repair_stage: the step in progress of a repair by healthd, "" if there is none or the node is not
             seen.
-        repair_deadline: when the stage should have ended, in epoch seconds, or 0. For a node that is not seen, when it
-            should be back from a repair.
+        repair_deadline: when the stage should have ended, in epoch seconds, or 0. For a node that does not report, when
+            it should be back from a repair.
         repair_failed: True if the last step has failed.
         domain, domain_id: UUID and short id of its NVLink domain, as last reported; "" if it is in none.
         conditions: worst first.

@@ -20,7 +20,7 @@ MAX_DOMAINS_IN_NOTE = 5
 MAX_TEXT_LENGTH = 300  # maximum characters of a Reason, or of a name that healthd did not choose
 GROUP_LABELS = {
     Group.DRAIN_WAITING: "broken and in service",
-    Group.NOT_SEEN: "not seen",
+    Group.NOT_SEEN: "not reporting",
     Group.DRAINED: "drained by healthd",
     Group.BROKEN: "broken",
     Group.UNKNOWN: "unknown",
@@ -30,7 +30,7 @@ GROUP_LABELS = {
 }
 SLURM_LABELS = {
     Group.DRAIN_WAITING: "in service",
-    Group.NOT_SEEN: "not seen",
+    Group.NOT_SEEN: "not reporting",
     Group.DRAINED: "drained",
     Group.DRAINED_BY_OTHERS: "by others",
 }
@@ -38,8 +38,8 @@ STEP_LABELS = {"gpu_reset": "GPU reset", "reboot": "reboot", "power_cycle": "pow
 STAGE_LABELS = {"claim": "waits for its turn", "step": "in progress", "verify": "being verified"}
 USABLE = (Group.HEALTHY, Group.WARNING)  # groups of the nodes on which a job can run
 LARGEST_JOB_NOTE = (
-    "The largest job assumes that no other job runs in the domain. Slurm's blocks are not considered; to add them, use "
-    "--topology."
+    "The largest job assumes that no other job runs in the domain. Slurm's blocks are not taken into "
+    "account; use --topology FILE."
 )
 LARGEST_JOB_NOTE_WITH_BLOCKS = "The largest job assumes that no other job runs in the domain."
 DELAY_LABELS = {
@@ -100,7 +100,7 @@ def fleet_text(
 
 
 def summary(fleet: Fleet) -> str:
-    """Return text like "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not seen for 2 h"."""
+    """Return text like "2,000 nodes: 1,996 healthy, 3 drained by healthd, 1 not reporting for 2 h"."""
     groups = Counter(node.group for node in fleet.nodes)
     parts = []
     for group in (Group.HEALTHY, *(group for group in Group if group is not Group.HEALTHY)):
@@ -251,7 +251,12 @@ def _domain_texts(fleet: Fleet, topology: BlockTopology | None) -> list[str]:
     for d in counts:
         if d.healthy == d.nodes:
             continue
-        numbers = ((d.healthy, "healthy"), (d.drained, "drained"), (d.not_seen, "not seen"), (d.other, "with problems"))
+        numbers = (
+            (d.healthy, "healthy"),
+            (d.drained, "drained"),
+            (d.not_seen, "not reporting"),
+            (d.other, "with problems"),
+        )
         parts = ", ".join(f"{number:,} {label}" for number, label in numbers if number)
         name = f"{d.cluster}/{d.id}" if several else d.id
         job = f"largest job: {plural(d.largest_job, 'node')}"
@@ -269,7 +274,7 @@ def _block_text(domain: DomainCount) -> str:
     if domain.blocks is None or len(domain.blocks) < 2:
         return ""
     blocks = [f"{_truncate(block.block, 48)} {block.usable} of {block.nodes}" for block in domain.blocks]
-    return f" (usable in {', '.join(blocks)})"
+    return f" (usable nodes by block: {', '.join(blocks)})"
 
 
 # --- a row
@@ -298,7 +303,7 @@ def _row(fleet: Fleet, node: NodeStatus, with_cluster: bool) -> Row:
 def explain_node(fleet: Fleet, node: NodeStatus) -> str:
     """Explain a node's state in one line."""
     if not node.seen:
-        seen = "" if node.last_seen else " and was not seen in the last 7 days"
+        seen = "" if node.last_seen else " and did not report in the last 7 days"
         return "; ".join(filter(None, (_repair_text(fleet, node), f"does not answer Prometheus{seen}")))
     parts = [text] if (text := _repair_text(fleet, node)) else []
     acting = [c for c in node.conditions if c.is_enforced and c.severity]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from healthd.agent.slurm import affected_jobs
 from healthd.agent.slurm.affected_jobs import (
     ALL_JOBS,
     ANY_GPU,
@@ -14,11 +15,10 @@ from healthd.agent.slurm.affected_jobs import (
     fault_reach,
     is_certain_hit,
     is_hit,
-    requeuing,
-    undecided_until,
+    rack_gpus,
 )
 from healthd.agent.slurm.node_gpus import NodeGpus
-from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
+from healthd.common.model import Clears, Condition, ConditionState, Gpu, Health, Inventory, PciDevice, Severity, Verdict
 
 GPU_0, GPU_1, GPU_2 = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((GPU_0, GPU_1, GPU_2)))
@@ -108,8 +108,21 @@ RACK = (GPU_0, GPU_1, GPU_2)
 LATE = 1000.0
 
 
+def requeuing(conditions: list[Condition], gpus: tuple[str, ...], now: float) -> list[Condition]:
+    return affected_jobs.requeuing(verdict(conditions), gpus, now)
+
+
+def undecided_until(conditions: list[Condition], gpus: tuple[str, ...], now: float) -> float:
+    return affected_jobs.undecided_until(verdict(conditions), gpus, now)
+
+
+def verdict(conditions: list[Condition]) -> Verdict:
+    causes = tuple(c for c in conditions if c.severity >= Severity.DEGRADED)
+    return Verdict(Health.UNHEALTHY, tuple(conditions), causes)
+
+
 @pytest.mark.parametrize(
-    ("code", "is_shared", "rack_gpus", "is_expected"),
+    ("code", "is_shared", "gpus", "is_expected"),
     [
         ("gpu_nvlink/inactive", False, RACK, True),
         ("gpu_nvlink/inactive", True, RACK, False),
@@ -123,15 +136,23 @@ LATE = 1000.0
     ],
 )
 def test_fault_on_switch_side_requeues_nothing(
-    code: str, is_shared: bool, rack_gpus: tuple[str, ...], is_expected: bool
+    code: str, is_shared: bool, gpus: tuple[str, ...], is_expected: bool
 ) -> None:
     fault = replace(cause(code, GPU_0), shared_cause=is_shared)
-    assert requeuing([fault], rack_gpus, LATE) == ([fault] if is_expected else [])
-    assert requeuing([replace(fault, severity=Severity.DEGRADED)], rack_gpus, LATE) == []
+    assert requeuing([fault], gpus, LATE) == ([fault] if is_expected else [])
+    assert requeuing([replace(fault, severity=Severity.DEGRADED)], gpus, LATE) == []
 
 
 def link_xid(gpu: str, began: float, last: float = 0.0, number: int = 149) -> Condition:
     return replace(cause(f"gpu_xid/{number}", gpu), critical_at=began, last_event=last or began)
+
+
+def milder(gpu: str, at: float, severity: Severity = Severity.WARNING) -> Condition:
+    return replace(link_xid(gpu, 0.0, at), severity=severity, first_seen=at)
+
+
+def shared_inactive(gpu: str) -> Condition:
+    return replace(cause("gpu_nvlink/inactive", gpu), shared_cause=True, first_seen=130.0, last_seen=500.0)
 
 
 def test_link_xids_of_all_gpus_of_tray_requeue_nothing() -> None:
@@ -141,6 +162,25 @@ def test_link_xids_of_all_gpus_of_tray_requeue_nothing() -> None:
     assert requeuing(all_gpus[:1], (GPU_0,), 100.0) == all_gpus[:1], "one GPU proves nothing"
     repeated = replace(all_gpus[0], last_event=900.0)
     assert requeuing([repeated, *all_gpus[1:]], RACK, LATE) == []
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [milder(GPU_1, 100.0), milder(GPU_2, 160.0, Severity.INFO)],
+        [shared_inactive(GPU_1), shared_inactive(GPU_2)],
+        [milder(GPU_1, 100.0), replace(shared_inactive(GPU_2), code="gpu_fabric/degraded", check="gpu_fabric")],
+        [link_xid(GPU_1, 100.0), replace(shared_inactive(GPU_2), state=ConditionState.PENDING)],
+    ],
+)
+def test_xid_of_one_gpu_requeues_nothing_if_others_show_the_same_fault(others: list[Condition]) -> None:
+    assert requeuing([link_xid(GPU_0, 100.0), *others], RACK, LATE) == []
+
+
+def test_gpu_with_mig_devices_has_no_link_to_the_switches() -> None:
+    gpus = (GPUS[0], replace(GPUS[1], mig=("MIG-1",)), GPUS[2])
+    assert rack_gpus(Inventory(gpus, domain="a" * 8)) == {GPU_0, GPU_2}
+    assert rack_gpus(Inventory(gpus)) == frozenset()
 
 
 def test_link_xid_of_one_gpu_of_tray_requeues_after_a_minute() -> None:
@@ -158,7 +198,10 @@ def test_link_xid_of_one_gpu_of_tray_requeues_after_a_minute() -> None:
         link_xid(GPU_2, 160.1),
         link_xid(GPU_2, 1.0, 39.9),
         link_xid(GPU_2, 100.0, number=79),
-        replace(link_xid(GPU_2, 100.0), severity=Severity.WARNING),
+        milder(GPU_2, 160.1),
+        replace(shared_inactive(GPU_2), first_seen=160.1, last_seen=LATE),
+        replace(shared_inactive(GPU_2), first_seen=1.0, last_seen=39.9),
+        replace(shared_inactive(GPU_2), shared_cause=False, first_seen=100.0, last_seen=LATE),
     ],
 )
 def test_gpu_without_link_xid_at_that_time_shows_no_switch_fault(other: Condition) -> None:

@@ -44,7 +44,8 @@ def fault(number: int, timestamp: float = NOW - 10, **fields: object) -> Conditi
 
 
 def verdict(*causes: Condition) -> Verdict:
-    return Verdict(Health.UNHEALTHY, causes=causes, fault_time=max(cause.critical_at for cause in causes))
+    fault_time = max(cause.critical_at for cause in causes)
+    return Verdict(Health.UNHEALTHY, causes, causes, fault_time=fault_time)
 
 
 def make_node_gpus(**prolog_text: str) -> NodeGpus:

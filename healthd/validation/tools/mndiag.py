@@ -11,7 +11,7 @@ JSON counts. "Fail" without a failed GPU is an error of MPI or SSH, which proves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthd.common.text import printable
@@ -42,7 +42,9 @@ def parse(text: str, hosts: Sequence[str]) -> list[Measurement]:
     if document is None:
         raise NotUnderstood("this is not JSON from dcgmi mndiag")
     reported = tables(document.get("hosts"))
-    names = [printable(str(host.get("hostname", "")))[:64] for host in reported]
+    names = {
+        number: printable(str(host.get("hostname", "")))[:64] for number, host in _hosts_by_number(reported).items()
+    }
     source = f"DCGM {_version(reported)}".strip()
     tests = [test for category in tables(document.get("test_categories")) for test in tables(category.get("tests"))]
     found = [_measurement(result, names, source) for test in tests for result in tables(test.get("results"))]
@@ -69,10 +71,30 @@ def parse(text: str, hosts: Sequence[str]) -> list[Measurement]:
     return found
 
 
-def _measurement(result: dict[str, Any], names: Sequence[str], source: str) -> Measurement:
+def _hosts_by_number(hosts: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the hosts by the `host_id` that the results refer to, which is the position of a host without one.
+
+    Raises NotUnderstood if a `host_id` is not an integer of at least 0 or occurs twice, because the results could then
+    belong to another host.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for position, host in enumerate(hosts):
+        number = host.get("host_id", position)
+        if type(number) is not int or number < 0:
+            raise NotUnderstood(f"dcgmi mndiag's hosts cannot be read: host_id {_shown(number)} is not an integer >= 0")
+        if number in found:
+            raise NotUnderstood(f"dcgmi mndiag's hosts cannot be read: two hosts have the host_id {_shown(number)}")
+        found[number] = host
+    return found
+
+
+def _shown(value: object) -> str:
+    return printable(str(value))[:16]
+
+
+def _measurement(result: dict[str, Any], names: Mapping[int, str], source: str) -> Measurement:
     number = result.get("host_id")
-    is_known = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(names)
-    host = names[number] if is_known and number is not None else ""
+    host = names.get(number, "") if type(number) is int else ""
     entity = printable(str(result.get("entity_id", "")))[:8]
     kind = "" if result.get("entity_group") == "GPU" else f"{printable(str(result.get('entity_group', '')))[:16]} "
     part = f"{host or f'host {printable(str(number))[:8]}'} DCGM {kind}{entity}".strip()

@@ -259,6 +259,56 @@ def test_mndiag_results_without_names_of_hosts_prove_nothing_about_the_hosts():
     assert tuple(measurement.part for measurement in found if measurement.state == "not_measured") == HOSTS
 
 
+@given(
+    numbers=st.lists(st.integers(0, 2**63), min_size=1, max_size=6, unique=True),
+    failed=st.integers(0, 5),
+    chance=st.randoms(use_true_random=False),
+)
+def test_mndiag_maps_results_by_host_id_in_any_order(numbers, failed, chance):
+    names = {number: f"n{position}" for position, number in enumerate(numbers)}
+    failed_number = numbers[failed % len(numbers)]
+    hosts = [{"host_id": number, "hostname": name} for number, name in names.items()]
+    results = [
+        {
+            "host_id": number,
+            "entity_group": "GPU",
+            "entity_id": 0,
+            "status": "Fail" if number == failed_number else "Pass",
+        }
+        for number in numbers
+    ]
+    chance.shuffle(hosts)
+    chance.shuffle(results)
+    document = {
+        "DCGM Diagnostic": mndiag.NAME,
+        "hosts": hosts,
+        "test_categories": [{"tests": [{"status": "Fail", "results": results}]}],
+    }
+    found = mndiag.parse(json.dumps(document), sorted(names.values()))
+    assert {measurement.part: measurement.state for measurement in found} == {
+        f"{name} DCGM 0": "failed" if number == failed_number else "passed" for number, name in names.items()
+    }
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 1), (1, None, 2), (0, "1", 2), (0, 1.0, 2), (0, True, 2), (-1, 0, 1), (1,)])
+def test_mndiag_with_unclear_host_id_cannot_be_read(numbers):
+    """The last case has a host_id that is also the position of a host without one."""
+    document = json.loads(recorded("dcgm_mndiag_4.3_pass.json"))
+    for host in document["hosts"]:
+        del host["host_id"]
+    for host, number in zip(document["hosts"], numbers, strict=False):
+        host["host_id"] = number
+    with pytest.raises(NotUnderstood, match=r"cannot be read: .*host_id"):
+        mndiag.parse(json.dumps(document), HOSTS)
+
+
+def test_mndiag_hosts_without_host_id_are_numbered_by_position():
+    document = json.loads(recorded("dcgm_mndiag_4.3_fail.json"))
+    for host in document["hosts"]:
+        del host["host_id"]
+    assert mndiag.parse(json.dumps(document), HOSTS) == mndiag.parse(recorded("dcgm_mndiag_4.3_fail.json"), HOSTS)
+
+
 def test_mndiag_error_of_mpi_is_no_failure_of_a_gpu():
     document = json.loads(recorded("dcgm_mndiag_4.3_pass.json"))
     (test,) = document["test_categories"][0]["tests"]

@@ -687,6 +687,12 @@ def test_topology_notes_name_a_few_of_many_domains() -> None:
         ("BlockName=b1 Nodes=t[1-4]\nBlockLevels=0-1\n", "BlockSizes="),
         ("BlockName=b1 BlockIndex=0 Nodes=t[1-4]\n", "24.11"),
         ('BlockName=b1 Nodes=""\n', "no block has nodes"),
+        ("BlockName=b1 Nodes=t[1-4]\nBlockName=b2 Nodes=t[4-6]\n", "topology.conf: node t4 is in the blocks b1 and b2"),
+        (
+            "BlockName=b1 BlockIndex=0 Nodes=t1 BlockSize=1\nBlockName=c1 BlockIndex=0 Nodes=t2 BlockSize=1\n",
+            "topology.conf: BlockIndex=0 occurs twice",
+        ),
+        ("- topology: racks\n  block:\n    blocks:\n      - block: b1\n        nodes: t[1-4]\n", "topology NAME"),
     ],
 )
 def test_bad_topology_is_one_sentence(tmp_path, text, message) -> None:

@@ -83,8 +83,13 @@ def host_memory(host: Host) -> int:
         return parse(host.read(MEMINFO) or "")
     cpu_nodes = parse_nodes(with_cpus, f"{NODES}/has_cpu")
     memory_nodes = parse_nodes(with_memory, f"{NODES}/has_memory")
-    is_arm = "CPU implementer" in (host.read(CPUINFO) or "")
-    if not is_arm or memory_nodes <= cpu_nodes or not memory_nodes & cpu_nodes:
+    # /proc/cpuinfo comes last: it has a section for each CPU, and most machines have no such NUMA node.
+    has_gpu_memory = (
+        not memory_nodes <= cpu_nodes
+        and not memory_nodes.isdisjoint(cpu_nodes)
+        and "CPU implementer" in (host.read(CPUINFO) or "")
+    )
+    if not has_gpu_memory:
         return parse(host.read(MEMINFO) or "")
     paths = [f"{NODES}/node{node}/meminfo" for node in sorted(memory_nodes & cpu_nodes)]
     return sum(parse(host.read(path) or "", path) for path in paths)

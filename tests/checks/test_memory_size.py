@@ -116,6 +116,16 @@ def test_mem_total_counts_unless_numa_nodes_with_and_without_cpus_have_memory(tm
     assert [item.value for item in run_check(memory_size, host, EXPECTED)] == [2000 * GIB]
 
 
+@pytest.mark.parametrize("numa", [("0-1", "0-1"), ("0-1", "0"), ("0", "1"), None])
+def test_cpuinfo_is_read_only_with_numa_nodes_with_and_without_cpus(tmp_path, numa):
+    host = node(tmp_path, 2000)
+    folder = "/sys/devices/system/node"
+    if numa is not None:
+        write(tmp_path, {f"{folder}/has_cpu": f"{numa[0]}\n", f"{folder}/has_memory": f"{numa[1]}\n"})
+    (tmp_path / "proc/cpuinfo").mkdir()  # a read raises IsADirectoryError
+    assert [item.value for item in run_check(memory_size, host, EXPECTED)] == [2000 * GIB]
+
+
 @pytest.mark.parametrize("file", ["has_cpu", "has_memory", "node1/meminfo"])
 def test_unreadable_numa_file_fails_run(tmp_path, file):
     host = tray(tmp_path, 1704)

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pytest
@@ -428,6 +429,15 @@ def test_node_with_old_target_is_counted_once(tmp_path: Path) -> None:
     assert_values(series, "sum by (state) (domain:healthd_nodes:count)", expected, tmp_path)
 
 
+def test_dead_node_that_changed_its_domain_counts_in_the_newest(tmp_path: Path) -> None:
+    series = tray_series("tray01") + tray_series("tray01", OTHER_DOMAIN)[2:3]
+    values = {"up": "1x8 0x12", "healthd_node_info": "1x8 stale", DOMAIN: "1x5 stale", OTHER_DOMAIN: "_x6 1x2 stale"}
+    for entry in series:
+        entry["values"] = next((text for key, text in values.items() if key in entry["series"]), entry["values"])
+    expected = {f'{{domain="{OTHER_DOMAIN}"}}': 1.0}
+    assert_values(series, 'sum by (domain) (domain:healthd_nodes:count{state="not_seen"})', expected, tmp_path)
+
+
 def test_count_of_nodes_is_not_negative_if_targets_of_a_node_disagree(tmp_path: Path) -> None:
     series = []
     for address, is_drained in (("tray01:9478", True), ("10.0.0.1:9478", False)):
@@ -599,6 +609,34 @@ def test_real_faults_fire_and_end_and_fleet_status_lists_all_nodes(tmp_path: Pat
             url, lambda fleet: not {"drain_waiting", "not_seen"} & set(groups(fleet).values()), "all nodes are back"
         )
         assert os.path.exists(tmp_path / "data")
+
+
+def test_dead_nodes_that_changed_their_domain_count_in_the_newest(tmp_path: Path) -> None:
+    """One node moved from the first domain to the second, and one back. Both died three hours ago."""
+    now = time_ns() // 10**9
+    moves = {"tray1": (DOMAIN, OTHER_DOMAIN), "tray2": (OTHER_DOMAIN, DOMAIN)}
+    with contextlib.ExitStack() as stack:
+        listen = [f"127.0.0.1:{free_ports(1, stack)}" for _ in moves]
+        lines = ["# TYPE healthd_node_info gauge"]
+        labels = [f'job="healthd",instance="{address}"' for address in listen]
+        times = range(now - 6 * 3600, now - 3 * 3600, 60)
+        for name, label in zip(moves, labels, strict=True):
+            lines += [f'healthd_node_info{{{label},node="{name}"}} 1 {at}' for at in times]
+        lines.append("# TYPE healthd_nvlink_domain_info gauge")
+        for domains, label in zip(moves.values(), labels, strict=True):
+            for at in times:
+                domain = domains[at >= now - 4 * 3600]
+                metric = f'healthd_nvlink_domain_info{{{label},domain="{domain}",id="{domain[-8:]}"}}'
+                lines.append(f"{metric} 1 {at}")
+        (tmp_path / "samples.txt").write_text("\n".join([*lines, "# EOF\n"]))
+        promtool("tsdb", "create-blocks-from", "openmetrics", str(tmp_path / "samples.txt"), str(tmp_path / "data"))
+        prometheus = stack.enter_context(run_prometheus(tmp_path, listen, stack))
+        until(lambda: len(prometheus.query("up == 0")) == len(moves), "both targets are scraped")
+        _, document = run_fleet_status(prometheus.url)
+        assert {node["node"]: node["domain"] for node in document["nodes"]} == {
+            name: domains[-1] for name, domains in moves.items()
+        }
+        assert {domain["domain"]: domain["nodes"] for domain in document["domains"]} == {DOMAIN: 1, OTHER_DOMAIN: 1}
 
 
 NVLINK_LINE = (

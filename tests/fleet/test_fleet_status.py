@@ -85,9 +85,13 @@ class Server:
         self.queries.append(query)
         if query == "time()":
             return {"resultType": "scalar", "result": [NOW, str(NOW)]}
-        name = "up" if query.startswith("up{") else "last seen" if query.startswith("max_over_time") else query
         job_filter = re.search(r'\{job="(\w+)"\}', query)
-        name = name if name in ("up", "last seen") else re.sub(r'\{job="\w+"\}', "", query)
+        if query.startswith("up{"):
+            name = "up"
+        elif query.startswith("max_over_time"):
+            name = "last domain" if "healthd_nvlink_domain_info" in query else "last seen"
+        else:
+            name = re.sub(r'\{job="\w+"\}', "", query)
         rows = [row for row in self.samples.get(name, []) if not job_filter or row[0]["job"] == job_filter[1]]
         return {
             "resultType": "vector",
@@ -647,6 +651,47 @@ def test_largest_job_without_blocks_counts_usable_nodes_of_the_domain(tmp_path) 
     assert "1a2b3c4d, 5e6f7a8b" in note
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_node_that_changed_its_domain_counts_only_in_the_newest(order: int) -> None:
+    server = two_racks()
+    server.down("t10", NOW - HOUR)
+    last_times = [(RACK, NOW - 24 * HOUR), (OTHER_RACK, NOW - HOUR)]
+    for domain, last_time in last_times[::order]:
+        server.add(LABEL_QUERIES["domain"], "t10", domain=domain, id=domain[:8])
+        server.add("last domain", "t10", last_time, domain=domain, id=domain[:8])
+    domains = {node.node: (node.domain, node.domain_id) for node in read_fleet(server).nodes}
+    assert domains["t10"] == (OTHER_RACK, OTHER_RACK[:8])
+    assert domains["t1"] == (RACK, "1a2b3c4d")
+
+
+def test_last_samples_of_domains_are_read_only_for_nodes_with_several() -> None:
+    server = two_racks()
+    server.add(LABEL_QUERIES["domain"], "t1", domain=RACK, id="1a2b3c4d", rack="added to the target")
+    read_fleet(server)
+    assert not any(query.startswith("max_over_time") for query in server.queries)
+    server.add(LABEL_QUERIES["domain"], "t1", domain=OTHER_RACK, id="5e6f7a8b")
+    read_fleet(server, "healthd")
+    (query,) = [query for query in server.queries if query.startswith("max_over_time")]
+    assert 'job="healthd"' in query
+    assert "t1:9478" in query
+    assert "t2:9478" not in query
+
+
+def test_domain_is_unknown_if_its_last_sample_cannot_be_read() -> None:
+    server = two_racks()
+    server.add(LABEL_QUERIES["domain"], "t1", domain=OTHER_RACK, id="5e6f7a8b")
+
+    def ask(path: str, parameters: Any) -> Any:
+        if parameters["query"].startswith("max_over_time"):
+            raise ResponseTooLarge("answers with status 422: too many samples")
+        return server(path, parameters)
+
+    fleet = read_fleet(ask)
+    assert {node.node: node.domain for node in fleet.nodes}["t1"] == ""
+    (note,) = fleet.notes
+    assert "NVLink domain" in note
+
+
 @pytest.mark.parametrize(
     ("blocks", "expected"),
     [
@@ -686,6 +731,12 @@ def test_topology_notes_name_a_few_of_many_domains() -> None:
         ("BlockName=b1 Nodes=t[1-4]\nBlockLevels=0-1\n", "BlockSizes="),
         ("BlockName=b1 BlockIndex=0 Nodes=t[1-4]\n", "24.11"),
         ('BlockName=b1 Nodes=""\n', "no block has nodes"),
+        ("BlockName=b1 Nodes=t[1-4]\nBlockName=b2 Nodes=t[4-6]\n", "topology.conf: node t4 is in the blocks b1 and b2"),
+        (
+            "BlockName=b1 BlockIndex=0 Nodes=t1 BlockSize=1\nBlockName=c1 BlockIndex=0 Nodes=t2 BlockSize=1\n",
+            "topology.conf: BlockIndex=0 occurs twice",
+        ),
+        ("- topology: racks\n  block:\n    blocks:\n      - block: b1\n        nodes: t[1-4]\n", "topology NAME"),
     ],
 )
 def test_bad_topology_is_one_sentence(tmp_path, text, message) -> None:

@@ -102,7 +102,10 @@ def _topology(path: str) -> BlockTopology | None:
     except ValueError as error:
         raise Stop(f"healthd fleet status: {path}: {error}") from None
     if topology is None:
-        raise Stop(f"healthd fleet status: {path}: has no BlockName=; blocks exist only with topology/block")
+        raise Stop(
+            f"healthd fleet status: {path}: has no BlockName=; use topology.conf, or the output of scontrol "
+            "show topology NAME for a topology with blocks (topology/block)"
+        )
     return topology
 
 

@@ -19,15 +19,21 @@ eval_nodes_block(); CHANGELOG/slurm-24.05.md: "Replaced the BlockLevels with Blo
   enabled level) as it would need if all their nodes were available.
 
 So a job of at most the base block size fits if one block has as many available nodes.
+
+Several topologies (topology.yaml, Slurm 25.05 or later): `scontrol show topology [NAME]` prints one topology, which is
+the default one without a name, and does not print its name (src/scontrol/info_node.c, scontrol_print_topo()). Each
+output counts its blocks from BlockIndex=0. Slurm accepts a node in two blocks, but the largest job would then count the
+node twice.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from healthd.common.slurm.hostlist import expand
-from healthd.common.text import is_decimal, regex
+from healthd.common.text import is_decimal, printable, regex
 from healthd.common.values import Value
 
 _WORD = regex(r"(?<![A-Za-z_])([A-Za-z_]+)=(\"[^\"]*\"|\S+)")
@@ -56,10 +62,12 @@ class BlockTopology(Value, frozen=True):
 def parse_topology(text: str) -> BlockTopology | None:
     """Return the blocks in topology.conf or in the output of `scontrol show topology`, or None if there are none.
 
-    Raises ValueError.
+    Raises ValueError, also if the text has several block topologies, or a node is in two blocks. Switches are ignored,
+    so the text may have other topologies beside the one with blocks.
     """
     blocks: list[Block] = []
     sizes: list[int] = []
+    keys: list[str] = []
     is_scontrol = False
     for line in _lines(text):
         parameters = {name.lower(): value.strip('"') for name, value in _WORD.findall(line)}
@@ -67,6 +75,7 @@ def parse_topology(text: str) -> BlockTopology | None:
             raise ValueError("BlockLevels= is from Slurm 23.11; healthd needs BlockSizes= (Slurm 24.05 or later)")
         if "blockindex" in parameters:
             is_scontrol = True
+            keys.append(f"BlockIndex={parameters['blockindex']}")
             if parameters.get("blocksize", "0") == "0":
                 raise ValueError(
                     "scontrol show topology printed a block without BlockSize=; use topology.conf, or scontrol and "
@@ -74,11 +83,14 @@ def parse_topology(text: str) -> BlockTopology | None:
                 )
             sizes.append(_size(parameters["blocksize"]))
         elif "blocksizes" in parameters:
+            keys.append("BlockSizes=")
             sizes += [_size(size) for size in parameters["blocksizes"].split(",")]
         if "blockname" in parameters:
+            keys.append(f"BlockName={parameters['blockname']}")
             blocks.append(Block(parameters["blockname"], frozenset(expand(parameters.get("nodes", "")))))
     if not blocks:
         return None
+    _check_single(keys, blocks)
     if not sizes:
         base = next((len(block.nodes) for block in blocks if block.nodes), 0)
         if not base:
@@ -87,6 +99,23 @@ def parse_topology(text: str) -> BlockTopology | None:
     base = min(sizes) if is_scontrol else sizes[0]
     levels = {_level(size, base) for size in sizes}
     return BlockTopology(tuple(blocks), base, tuple(sorted({0, *levels})))
+
+
+def _check_single(keys: Sequence[str], blocks: Sequence[Block]) -> None:
+    """Raise ValueError if one of the keys, which are unique in a topology, occurs twice, or a node is in two blocks."""
+    repeated = next((key for key, count in Counter(keys).items() if count > 1), "")
+    if repeated:
+        raise ValueError(
+            f"{printable(repeated)[:80]} occurs twice; healthd can read only one block topology: use topology.conf or "
+            "the output of one scontrol show topology NAME"
+        )
+    block_by_node: dict[str, str] = {}
+    for block in blocks:
+        node = min(block.nodes & block_by_node.keys(), default="")
+        if node:
+            names = f"{printable(block_by_node[node])[:64]} and {printable(block.name)[:64]}"
+            raise ValueError(f"node {node[:64]} is in the blocks {names}; list it in only one block")
+        block_by_node |= dict.fromkeys(block.nodes, block.name)
 
 
 def largest_job(available: Sequence[int], topology: BlockTopology) -> int:

@@ -26,6 +26,7 @@ Target: TypeAlias = "tuple[str, str, str]"  # cluster, job and instance identify
 OWN_JOB = "healthd"  # default name of healthd's job in Prometheus (docs/metrics.md)
 LAST_SEEN_DAYS = 7
 LAST_SEEN_STEP_MINUTES = 5  # resolution with which the last sample is searched, except in the most recent time
+DOMAIN_STEP_MINUTES = 1  # the same for the NVLink domain of nodes that have been in several
 TARGETS_PER_QUERY = 250  # targets per query for the last sample
 DAY_SECONDS = 86400.0
 MIN_TIME = 1e9  # epoch seconds, in 2001; an earlier time or a time far in the future is invalid and thus unknown
@@ -39,7 +40,8 @@ LABEL_QUERIES = {
     "owner": "healthd_slurm_drained_by",
     "drain": "healthd_slurm_drain_info",
     "held": "healthd_fleet_limit_drain_waiting == 1",
-    # The last value of a node that does not answer now is used, so that its domain is complete.
+    # The last value of a node that does not answer now is used, so that its domain is complete. A node that has been in
+    # several domains has a series for each of them (_newest_domains).
     "domain": "healthd_nvlink_domain_info or on (cluster, job, instance) "
     f"last_over_time(healthd_nvlink_domain_info[{LAST_SEEN_DAYS}d])",
     # The value is the deadline of the stage, or 0 for a claim.
@@ -142,7 +144,7 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
     queries = _Queries(query_server, job)
     own = job or OWN_JOB
     targets = queries.by_node(f"up{{job={json.dumps(own)}}}")
-    labels_by_query = {name: queries.by_node(query) for name, query in LABEL_QUERIES.items()}
+    labels_by_query = {name: queries.by_node(query) for name, query in LABEL_QUERIES.items() if name != "domain"}
     all_targets = {**labels_by_query["health"], **targets, **labels_by_query["node"]}
     if not all_targets:
         raise ServerError(f'has no target of the job "{own}", and no healthd metrics: name the job with --job')
@@ -152,6 +154,9 @@ def read_fleet(query_server: QueryFunction, job: str = "") -> Fleet:
         if not up and node_target not in labels_by_query["node"] and node_target not in labels_by_query["health"]
     ]
     last_seen_by_target, notes = _last_seen(queries, down, own)
+    domains, domain_notes = _newest_domains(queries)
+    labels_by_query["domain"] = domains
+    notes += domain_notes
     values = {
         name: {node_target: value for node_target, (_, value) in queries.by_node(query).items()}
         for name, query in VALUE_QUERIES.items()
@@ -283,24 +288,66 @@ def _last_seen(
     Reachable targets are not queried, because a week of data for all targets would be too much.
     """
     found: dict[Target, tuple[str, float]] = {}
-    for first in range(0, len(down), TARGETS_PER_QUERY):
-        instances = json.dumps("|".join(re.escape(target[2]) for target in down[first : first + TARGETS_PER_QUERY]))
-        series = f"healthd_node_info{{job={json.dumps(job)},instance=~{instances}}}"
-        week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{LAST_SEEN_STEP_MINUTES}m])"
-        query = f"max_over_time(timestamp({series})[{LAST_SEEN_STEP_MINUTES}m:1s]) or {week}"
-        try:
-            for labels, value in queries.vector(query):
-                target = _target(labels)
-                name, previous_time = found.get(target, ("", 0.0))
-                newer = value >= previous_time
-                node = labels.get("node", "")
-                found[target] = (
-                    (node or name) if newer else (name or node),
-                    max(queries.valid_time(value), previous_time),
-                )
-        except ServerError as error:
-            return found, [f"the time when nodes were last seen is unknown: the server {error}"]
+    try:
+        for labels, value in _last_samples(queries, "healthd_node_info", down, job, LAST_SEEN_STEP_MINUTES):
+            target = _target(labels)
+            name, previous_time = found.get(target, ("", 0.0))
+            newer = value >= previous_time
+            node = labels.get("node", "")
+            found[target] = (
+                (node or name) if newer else (name or node),
+                max(queries.valid_time(value), previous_time),
+            )
+    except ServerError as error:
+        return found, [f"the time when nodes were last seen is unknown: the server {error}"]
     return found, []
+
+
+def _newest_domains(queries: _Queries) -> tuple[dict[Target, tuple[Labels, float]], list[str]]:
+    """Return the labels of each target's newest NVLink domain, and any notes.
+
+    The query returns one series for each domain that a target without a current one has been in. A series has no time,
+    so the times of the last samples are read for targets with several domains. If no time is found, the domain of the
+    target is unknown.
+    """
+    found: dict[Target, tuple[Labels, float]] = {}
+    moved: set[Target] = set()
+    for labels, value in queries.vector(LABEL_QUERIES["domain"]):
+        target = _target(labels)
+        other, _ = found.setdefault(target, (labels, value))
+        if other.get("domain") != labels.get("domain"):
+            moved.add(target)
+    for target in moved:
+        del found[target]
+    try:
+        for labels, last_time in _last_samples(
+            queries, "healthd_nvlink_domain_info", sorted(moved), queries.job, DOMAIN_STEP_MINUTES
+        ):
+            target = _target(labels)
+            if target in moved and last_time > found.get(target, ({}, 0.0))[1]:
+                found[target] = (labels, last_time)
+    except ServerError as error:
+        return found, [f"the NVLink domain of nodes that changed it is unknown: the server {error}"]
+    return found, []
+
+
+def _last_samples(
+    queries: _Queries, metric: str, targets: Sequence[Target], job: str, step_minutes: int
+) -> Iterator[tuple[Labels, float]]:
+    """Yield the labels and the time of the last sample (epoch seconds) of each series of the metric, for the last
+    LAST_SEEN_DAYS. Raises ServerError.
+
+    Args:
+        targets: their instances are read. Other targets with the same instance may be included.
+        job: read only this job's series; "" for all.
+        step_minutes: resolution, except in the most recent time. A series that exists for less time may be missing.
+    """
+    for first in range(0, len(targets), TARGETS_PER_QUERY):
+        instances = "|".join(re.escape(target[2]) for target in targets[first : first + TARGETS_PER_QUERY])
+        job_matcher = f"job={json.dumps(job)}," if job else ""
+        series = f"{metric}{{{job_matcher}instance=~{json.dumps(instances)}}}"
+        week = f"max_over_time(timestamp({series})[{LAST_SEEN_DAYS}d:{step_minutes}m])"
+        yield from queries.vector(f"max_over_time(timestamp({series})[{step_minutes}m:1s]) or {week}")
 
 
 def host_name(instance: str) -> str:

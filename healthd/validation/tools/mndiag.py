@@ -11,7 +11,8 @@ JSON counts. "Fail" without a failed GPU is an error of MPI or SSH, which proves
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from healthd.common.text import printable
@@ -36,17 +37,18 @@ def command(program: str, hosts: Sequence[str], seconds: float) -> tuple[str, ..
 def parse(text: str, hosts: Sequence[str]) -> list[Measurement]:
     """Parse the output into one measurement for each GPU. The part is "HOST DCGM 3". Raises NotUnderstood.
 
-    A requested host without a result is reported as not measured.
+    A GPU or a requested host without a result is reported as not measured.
     """
     document = first_object(text, lambda found: found.get(NAME_KEY) == NAME)
     if document is None:
         raise NotUnderstood("this is not JSON from dcgmi mndiag")
     reported = tables(document.get("hosts"))
-    names = [printable(str(host.get("hostname", "")))[:64] for host in reported]
+    hosts_by_number = _hosts_by_number(reported)
+    names = {number: printable(str(host.get("hostname", "")))[:64] for number, host in hosts_by_number.items()}
     source = f"DCGM {_version(reported)}".strip()
     tests = [test for category in tables(document.get("test_categories")) for test in tables(category.get("tests"))]
-    found = [_measurement(result, names, source) for test in tests for result in tables(test.get("results"))]
-    found = found[:MAX_RESULTS]
+    results = [result for test in tests for result in tables(test.get("results"))][:MAX_RESULTS]
+    found = [_measurement(result, names, source) for result in results]
     error = _error(document, tests)
     if not found:
         raise NotUnderstood(error or "dcgmi mndiag has no results")
@@ -60,22 +62,81 @@ def parse(text: str, hosts: Sequence[str]) -> list[Measurement]:
             else measurement
             for measurement in found
         ]
-    measured = {_short(measurement.part.partition(" ")[0]) for measurement in found}
+    measured_gpus = _measured_gpus(results)
+    measured_hosts = {_short(names.get(number, "")) for number in measured_gpus}
+    for number, host in hosts_by_number.items():
+        found += _unmeasured(host, names[number] or f"host {_shown(number)}", measured_gpus.get(number, set()), source)
     found += [
-        Measurement(TEST, host, None, "", "not_measured", "DCGM reports no GPU of this host", source)
+        Measurement(TEST, host, None, "", "not_measured", "DCGM reports no result for a GPU of this host", source)
         for host in hosts
-        if _short(host) not in measured
+        if _short(host) not in measured_hosts
     ]
     return found
 
 
-def _measurement(result: dict[str, Any], names: Sequence[str], source: str) -> Measurement:
+def _measured_gpus(results: Sequence[dict[str, Any]]) -> dict[int, set[str]]:
+    """Return the GPUs that have a result, by the `host_id` of their host."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for result in results:
+        number = result.get("host_id")
+        if type(number) is int and result.get("entity_group") == "GPU":
+            found[number].add(_entity(result))
+    return found
+
+
+def _unmeasured(host: dict[str, Any], name: str, measured: set[str], source: str) -> list[Measurement]:
+    """Return one measurement for each GPU in the host's `entities` that has no result.
+
+    GPUs that are only counted in `num_entities` have one measurement together, because their numbers are unknown. It
+    is left out if no GPU has a result, because the whole host is then reported.
+    """
+    entities = tables(host.get("entities"))
+    gpus = [_entity(entity) for entity in entities if entity.get("entity_group") == "GPU"]
+    listed = dict.fromkeys(gpus[:MAX_RESULTS])
+    message = "DCGM lists this GPU, but has no result for it"
+    found = [
+        Measurement(TEST, f"{name} DCGM {gpu}", None, "", "not_measured", message, source)
+        for gpu in listed
+        if gpu not in measured
+    ]
+    number = host.get("num_entities")
+    count = number - (len(entities) - len(gpus)) if type(number) is int else 0
+    if measured and count > len(measured | listed.keys()):
+        message = f"DCGM counts {_shown(count)} GPUs of this host, but has results for {len(measured)}"
+        found.append(Measurement(TEST, name, None, "", "not_measured", message, source))
+    return found
+
+
+def _entity(entity: dict[str, Any]) -> str:
+    return printable(str(entity.get("entity_id", "")))[:8]
+
+
+def _hosts_by_number(hosts: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the hosts by the `host_id` that the results refer to, which is the position of a host without one.
+
+    Raises NotUnderstood if a `host_id` is not an integer of at least 0 or occurs twice, because the results could then
+    belong to another host.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for position, host in enumerate(hosts):
+        number = host.get("host_id", position)
+        if type(number) is not int or number < 0:
+            raise NotUnderstood(f"dcgmi mndiag's hosts cannot be read: host_id {_shown(number)} is not an integer >= 0")
+        if number in found:
+            raise NotUnderstood(f"dcgmi mndiag's hosts cannot be read: two hosts have the host_id {_shown(number)}")
+        found[number] = host
+    return found
+
+
+def _shown(value: object) -> str:
+    return printable(str(value))[:16]
+
+
+def _measurement(result: dict[str, Any], names: Mapping[int, str], source: str) -> Measurement:
     number = result.get("host_id")
-    is_known = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(names)
-    host = names[number] if is_known and number is not None else ""
-    entity = printable(str(result.get("entity_id", "")))[:8]
+    host = names.get(number, "") if type(number) is int else ""
     kind = "" if result.get("entity_group") == "GPU" else f"{printable(str(result.get('entity_group', '')))[:16]} "
-    part = f"{host or f'host {printable(str(number))[:8]}'} DCGM {kind}{entity}".strip()
+    part = f"{host or f'host {printable(str(number))[:8]}'} DCGM {kind}{_entity(result)}".strip()
     status = str(result.get("status", "")).strip().lower()
     text = details(result)
     if status == "pass":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,50 @@ def test_block_without_nodes_keeps_its_place(empty: str) -> None:
 def test_topology_that_slurm_or_healthd_cannot_use_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"[Bb]lock"):
         parse_topology(text)
+
+
+SCONTROL = (
+    "BlockName={name}1 BlockIndex=0 Nodes={nodes}[1-2] BlockSize=2\n"
+    "BlockName={name}2 BlockIndex=1 Nodes={nodes}[3-4] BlockSize=2\n"
+    "AggregatedBlock={name}[1-2] BlockIndex=2 Nodes={nodes}[1-4] BlockSize=4\n"
+)
+SWITCHES = (
+    "SwitchName=s0 Level=1 LinkSpeed=1 Nodes=n[1-8] Switches=s[1-2]\nSwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-4]\n"
+)
+
+
+def test_block_topology_beside_switches_is_read_alone() -> None:
+    blocks = SCONTROL.format(name="b", nodes="n")
+    assert parse_topology(SWITCHES + blocks) == parse_topology(blocks + SWITCHES) == parse_topology(blocks)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SCONTROL.format(name="b", nodes="n") + SCONTROL.format(name="c", nodes="m"), "BlockIndex=0"),
+        (SCONTROL.format(name="b", nodes="n") * 2, "BlockIndex=0"),
+        ("BlockName=b1 Nodes=n1\nBlockName=b1 Nodes=n2\n", "BlockName=b1 "),
+        ("BlockName=b1 Nodes=n1\nBlockSizes=1\nBlockName=c1 Nodes=n2\nBlockSizes=2\n", "BlockSizes="),
+        ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-8]\nBlockSizes=4\n", "n4 is in the blocks b1 and b2"),
+    ],
+)
+def test_several_topologies_or_blocks_of_a_node_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_topology(text)
+
+
+@given(st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=6))
+def test_each_node_of_a_topology_is_in_one_block(blocks: list[set[int]]) -> None:
+    lines = [f"BlockName=b{at} Nodes={','.join(f'n{node}' for node in nodes)}" for at, nodes in enumerate(blocks)]
+    text = "\n".join([*lines, "BlockSizes=1"])
+    if sum(map(len, blocks)) > len(set().union(*blocks)):
+        with pytest.raises(ValueError, match="is in the blocks"):
+            parse_topology(text)
+        return
+    found = parse_topology(text)
+    assert found is not None
+    available = [len(block.nodes) for block in found.blocks]
+    assert largest_job(available, found) <= len(set().union(*blocks))
 
 
 def test_many_continuation_lines_are_one_line() -> None:

@@ -234,6 +234,20 @@ def test_dcgm_setting_is_no_failure_and_skipped_is_not_measured():
 HOSTS = ("host-01", "host-02", "host-03")
 
 
+def mndiag_document(hosts: list[dict], results: list[dict]) -> str:
+    return json.dumps(
+        {
+            "DCGM Diagnostic": mndiag.NAME,
+            "hosts": hosts,
+            "test_categories": [{"tests": [{"status": "Pass", "results": results}]}],
+        }
+    )
+
+
+def gpu_rows(numbers, **keys) -> list[dict]:
+    return [{"entity_group": "GPU", "entity_group_id": 1, "entity_id": number, **keys} for number in numbers]
+
+
 def test_mndiag_failure_belongs_to_gpu_of_host():
     found = mndiag.parse(recorded("dcgm_mndiag_4.3_fail.json"), HOSTS)
     assert {measurement.part: (measurement.state, measurement.message) for measurement in found} == {
@@ -257,6 +271,107 @@ def test_mndiag_results_without_names_of_hosts_prove_nothing_about_the_hosts():
     del document["hosts"]
     found = mndiag.parse(json.dumps(document), HOSTS)
     assert tuple(measurement.part for measurement in found if measurement.state == "not_measured") == HOSTS
+
+
+@given(
+    numbers=st.lists(st.integers(0, 2**63), min_size=1, max_size=6, unique=True),
+    failed=st.integers(0, 5),
+    chance=st.randoms(use_true_random=False),
+)
+def test_mndiag_maps_results_by_host_id_in_any_order(numbers, failed, chance):
+    names = {number: f"n{position}" for position, number in enumerate(numbers)}
+    failed_number = numbers[failed % len(numbers)]
+    hosts = [{"host_id": number, "hostname": name} for number, name in names.items()]
+    results = [
+        {
+            "host_id": number,
+            "entity_group": "GPU",
+            "entity_id": 0,
+            "status": "Fail" if number == failed_number else "Pass",
+        }
+        for number in numbers
+    ]
+    chance.shuffle(hosts)
+    chance.shuffle(results)
+    found = mndiag.parse(mndiag_document(hosts, results), sorted(names.values()))
+    assert {measurement.part: measurement.state for measurement in found} == {
+        f"{name} DCGM 0": "failed" if number == failed_number else "passed" for number, name in names.items()
+    }
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 1), (1, None, 2), (0, "1", 2), (0, 1.0, 2), (0, True, 2), (-1, 0, 1), (1,)])
+def test_mndiag_with_unclear_host_id_cannot_be_read(numbers):
+    """The last case has a host_id that is also the position of a host without one."""
+    document = json.loads(recorded("dcgm_mndiag_4.3_pass.json"))
+    for host in document["hosts"]:
+        del host["host_id"]
+    for host, number in zip(document["hosts"], numbers, strict=False):
+        host["host_id"] = number
+    with pytest.raises(NotUnderstood, match=r"cannot be read: .*host_id"):
+        mndiag.parse(json.dumps(document), HOSTS)
+
+
+@given(
+    gpus=st.lists(st.tuples(st.sets(st.integers(0, 15)), st.sets(st.integers(0, 15))), min_size=1, max_size=5),
+    is_listed=st.booleans(),
+    others=st.integers(0, 2),
+)
+def test_mndiag_gpu_without_result_is_not_measured(gpus, is_listed, others):
+    """`others`: the number of entities that are not GPUs, which have no results."""
+    hosts, results, names = [], [], [f"n{number}" for number in range(len(gpus))]
+    for number, (with_result, without_result) in enumerate(gpus):
+        listed = with_result | without_result
+        host = {"host_id": number, "hostname": names[number], "num_entities": len(listed) + others}
+        cpus = [{"entity_group": "CPU", "entity_id": at} for at in range(others)]
+        hosts.append(
+            {**host, "entities": gpu_rows(listed) + cpus} if is_listed else {**host, "num_entities": len(listed)}
+        )
+        results += gpu_rows(with_result, host_id=number, status="Pass")
+    if not results:
+        return
+    found = mndiag.parse(mndiag_document(hosts, results), names)
+    parts = [measurement.part for measurement in found]
+    assert len(parts) == len(set(parts))
+    expected = {}
+    for name, (with_result, without_result) in zip(names, gpus, strict=True):
+        expected |= {f"{name} DCGM {gpu}": "passed" for gpu in with_result}
+        missing = without_result - with_result
+        if is_listed:
+            expected |= {f"{name} DCGM {gpu}": "not_measured" for gpu in missing}
+        if not with_result or (missing and not is_listed):
+            expected[name] = "not_measured"
+    assert {measurement.part: measurement.state for measurement in found} == expected
+
+
+def test_mndiag_counts_gpus_that_dcgm_counts_but_does_not_list():
+    hosts = [{"host_id": 0, "hostname": "n1", "num_entities": 4, "entities": gpu_rows([0, 1])}]
+    found = mndiag.parse(mndiag_document(hosts, gpu_rows([0], host_id=0, status="Pass")), ["n1"])
+    assert {measurement.part: measurement.state for measurement in found} == {
+        "n1 DCGM 0": "passed",
+        "n1 DCGM 1": "not_measured",
+        "n1": "not_measured",
+    }
+
+
+def test_mndiag_host_with_only_the_result_of_a_cpu_is_not_measured():
+    hosts = [{"host_id": 0, "hostname": "n1", "num_entities": 5}]
+    results = [{"host_id": 0, "entity_group": "CPU", "entity_id": 0, "status": "Pass"}]
+    found = mndiag.parse(mndiag_document(hosts, results), ["n1"])
+    assert [measurement.part for measurement in found if measurement.state == "not_measured"] == ["n1"]
+
+
+@pytest.mark.parametrize("count", [10**12, -1, True, "4", None, 1.5])
+def test_mndiag_unusual_number_of_entities_gives_at_most_one_row(count):
+    hosts = [{"host_id": 0, "hostname": "n1", "num_entities": count}]
+    found = mndiag.parse(mndiag_document(hosts, gpu_rows([0], host_id=0, status="Pass")), ["n1"])
+    assert [measurement.part for measurement in found] == ["n1 DCGM 0", *(["n1"] if count == 10**12 else [])]
+
+
+def test_mndiag_hosts_without_host_id_are_numbered_by_position():
+    document = json.loads(recorded("dcgm_mndiag_4.3_fail.json"))
+    for host in document["hosts"]:
+        del host["host_id"]
+    assert mndiag.parse(json.dumps(document), HOSTS) == mndiag.parse(recorded("dcgm_mndiag_4.3_fail.json"), HOSTS)
 
 
 def test_mndiag_error_of_mpi_is_no_failure_of_a_gpu():

@@ -346,9 +346,9 @@ def test_unreadable_platform_fails_run_and_hides_no_other_finding(host):
 
 def test_unreadable_platform_hides_no_fault_of_the_fabric(host):
     lost = f'errors = {{ nvmlDeviceGetPlatformInfo = "Unknown" }}\n{NO_MANAGER}'
+    text = tray(f'{lost}\nfabric_cluster = "{CLUSTER}"\nfabric_clique = 1', f"{lost}\n{IN_DOMAIN}")
     results: list[Any] = []
     with pytest.raises(NvmlError, match="nvmlDeviceGetPlatformInfo"):
-        text = tray(f'{lost}\nfabric_cluster = "{CLUSTER}"\nfabric_clique = 1', f"{lost}\n{IN_DOMAIN}")
         results.extend(run_once(host(text, profile="dgx-b200")))
     found = codes([item for item in results if isinstance(item, Finding)])
     assert sorted(found) == ["gpu_fabric/manager_lost"] * 4 + ["gpu_fabric/other_domain"]

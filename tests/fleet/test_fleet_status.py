@@ -636,7 +636,7 @@ def test_largest_job_uses_the_blocks_of_slurm(tmp_path) -> None:
     assert first["blocks"] == [{"block": "b1", "nodes": 4, "usable": 3}, {"block": "b2", "nodes": 2, "usable": 2}]
     with serving(server) as url:
         text = run("fleet", "status", "--prometheus", url, "--topology", str(topology)).out
-    assert "largest job: 5 nodes (usable in b1 3 of 4, b2 2 of 2)" in " ".join(text.split())
+    assert "largest job: 5 nodes (usable nodes by block: b1 3 of 4, b2 2 of 2)" in " ".join(text.split())
 
 
 def test_largest_job_without_blocks_counts_usable_nodes_of_the_domain(tmp_path) -> None:

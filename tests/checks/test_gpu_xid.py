@@ -440,7 +440,7 @@ def test_link_that_does_not_train_is_critical_despite_later_lines():
     down = xid("74, NVLink: failed to train link 3 to remote PCI:0000:08:00")
     assert outcome(down) == (Severity.CRITICAL, Clears.GPU_RESET, 0)
     finding = finding_from(down, xid(NVLINK.format(4)), times=[1.0, 2.0])
-    assert (finding.severity, "link 3, it is down" in finding.message) == (Severity.CRITICAL, True)
+    assert (finding.severity, "link 3, the link is down" in finding.message) == (Severity.CRITICAL, True)
 
 
 def test_message_names_previous_xid():

@@ -50,9 +50,9 @@ The second line sets the address of the runbooks; publish `docs/` there. Then:
   more than half of the cluster (at least 2 nodes), `HealthdManyNodes` fires after the same time as a single node's
   alert and replaces the nodes' own alerts. A file server failure that affects 2,000 nodes sends one message.
 - A fault of an NVLink domain's switches (GB200, GB300) triggers one alert, `HealthdNvlinkDomainFault`, if at least 3
-  nodes of the domain report link faults that may have begun within one minute. It replaces the nodes' own alerts for
-  this fault, also for a reset that the driver requests, and `HealthdFleetLimitReached`. Other faults of the nodes still
-  alert.
+  nodes of the domain report link faults that began at about the same time. It replaces the nodes' own alerts for this
+  fault, including those for a GPU reset that the driver requests, and `HealthdFleetLimitReached` for the domain's
+  limit. Other faults of the nodes still alert.
 - A node that does not respond triggers only `HealthdTargetDown`, and `HealthdRepairStuck` if healthd was repairing it.
   The example for Alertmanager sends only the second one then.
 - Faults do not trigger alerts while healthd is paused on the node. A forgotten pause does.

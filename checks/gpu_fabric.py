@@ -12,9 +12,9 @@ health mask.
 
 On a rack (GB200, GB300 NVL72), the GPUs of all trays join one NVLink domain. All GPUs of a tray have the same cluster
 UUID and clique; a GPU that differs cannot reach the others (NVIDIA's dra-driver-nvidia-gpu@95932046, nvlib.go, refuses
-such a node; azhpc-images PR 506 requires a UUID). If no GPU of a tray has a domain although its platform names a place
-in a rack, this is only a warning: single trays still work, and the DRA driver uses such a tray without a domain. An HGX
-board (B200) is switch connected too, but has no chassis serial number and no cluster UUID.
+such a node; azhpc-images PR 506 requires a UUID). If no GPU of a tray has a domain although their NVLinks lead to
+switches outside the node, this is only a warning: single trays still work, and the DRA driver uses such a tray without
+a domain. An HGX board (B200) is switch connected too, but has no chassis serial number and no cluster UUID.
 
 The health mask's bit for the fabric manager's connection concerns only the control plane: DCGM ignores it, and no
 source says that traffic stops. The node is drained without a requeue after join_seconds. If all GPUs have lost the
@@ -235,7 +235,7 @@ def _no_domain(gpu: NvmlGpu, config: Config) -> Finding:
         Severity.WARNING,
         "gpu_fabric/no_domain",
         gpu.pci,
-        "the GPU has a place in a rack, but has not joined the rack's NVLink domain",
+        "the GPU's NVLinks lead to switches outside the node, but the GPU has not joined their NVLink domain",
         confirm_seconds=config.join_seconds,
         shared_cause=True,
     )
@@ -373,19 +373,18 @@ def _problems(fabric: Fabric) -> list[str]:
 
 def _is_switch_side(gpu: NvmlGpu, found: Sequence[str], fabrics: Mapping[NvmlGpu, Fabric]) -> bool:
     """Return True if all GPUs of a rack's tray have these problems, and the switches can cause all of them."""
-    if len(fabrics) < 2 or any(text in TRAY_PROBLEMS or text.startswith(JOINING_FAILED) for text in found):
+    if any(text in TRAY_PROBLEMS or text.startswith(JOINING_FAILED) for text in found):
         return False
-    return _has_rack_switches(gpu, fabrics[gpu]) and all(
-        fabric.state == COMPLETED and _may_have_problems(fabric, found) for fabric in fabrics.values()
-    )
+    others = [_has_problems(fabric, found) for other, fabric in fabrics.items() if other is not gpu]
+    return True in others and False not in others and _has_rack_switches(gpu, fabrics[gpu])
 
 
-def _may_have_problems(fabric: Fabric, expected: Sequence[str]) -> bool:
-    """Return True if the GPU has these problems, or if its health mask is invalid, which proves nothing."""
+def _has_problems(fabric: Fabric, expected: Sequence[str]) -> bool | None:
+    """Return True if the GPU has these problems, or None if its health mask is invalid."""
     try:
-        return set(expected) <= set(_problems(fabric))
+        return fabric.state == COMPLETED and set(expected) <= set(_problems(fabric))
     except ValueError:
-        return True
+        return None
 
 
 def _has_rack_switches(gpu: NvmlGpu, fabric: Fabric) -> bool:
@@ -519,8 +518,8 @@ EXPLAIN = {
     "gpu_fabric/no_domain": Explain(
         Severity.WARNING,
         Clears.PASS,
-        "The GPU's platform is switch connected and names its place in a rack, but the GPU reports no fabric, or no "
-        "NVLink domain (clusterUuid is zero).",
+        "The GPU's NVLinks lead to switches outside the node, but the GPU reports no fabric, or no NVLink domain "
+        "(clusterUuid is zero).",
         "Jobs on several nodes cannot use NVLink between this node and the others of the rack.",
         "No action tonight. Check the rack's NVLink switches, and that the node is in a partition in the fabric "
         f"manager on the switch trays (NMX). {_INSPECT_TODO}",

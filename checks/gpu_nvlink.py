@@ -107,6 +107,7 @@ SWITCHED_LINKS = {A100: 12, H100: 18, B200: 18, B300: 18}
 LINK_SPEEDS = {H100: 26562, B200: 53125, B300: 53125}  # MB/s
 SLOW_SHARE = 0.9  # above 50000 and 25000 MB/s, the speeds without encoding overhead, which some tools report
 BOARD_SWITCHES = {A100: 6, H100: 4}  # NVSwitches of a whole HGX board (Fabric Manager user guide, GPU baseboards)
+NVL72 = "NVIDIA GB"  # GB200, GB300
 EXPORT_MODELS = regex(r"\b[A-Z]800\b")
 FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 1, 2, 3
 NOT_SUPPORTED_STATUS = 3  # NVML_ERROR_NOT_SUPPORTED: joining completed without a fabric
@@ -312,7 +313,7 @@ def _switched_links(gpu: NvmlGpu) -> int:
 
 def _with_expected_links(gpu: NvmlGpu, states: States) -> States:
     """Return the states of all links of a GPU in a rack, even if the driver reports fewer links."""
-    if len(states) >= max(SWITCHED_LINKS.values()) or not _is_in_rack(gpu):
+    if len(states) >= max(SWITCHED_LINKS.values()) or not gpu.name.startswith(NVL72) or not _is_in_rack(gpu):
         return states
     if gpu.virtualization() in VGPU_MODES or not _may_have_links(gpu):
         return states

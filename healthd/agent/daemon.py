@@ -79,6 +79,7 @@ from healthd.agent.settings.config import ConfigError, Loaded, Settings, is_kern
 from healthd.agent.settings.configured import Configured
 from healthd.agent.settings.registry import Check
 from healthd.agent.slurm import prolog_files
+from healthd.agent.slurm.affected_jobs import rack_gpus, with_switch_side
 from healthd.agent.slurm.controller import SlurmController
 from healthd.agent.slurm.event_jobs import EventJobFinder
 from healthd.agent.slurm.policy import is_idle, last_drain_reason
@@ -472,6 +473,9 @@ class Daemon:
         `jobs.is_drained` is an input that depends on the previous verdict: `note_drained` sets it, at the start of a
         turn and after each reconciliation.
         """
+        conditions = with_switch_side(self.store.conditions, rack_gpus(self.store.ledger.inventory))
+        if conditions is not self.store.conditions:
+            self.store.set_conditions(dict(conditions))
         ledger, replies = self.store.ledger, self.replies
         waiting_reason = self.repair.resume_wait or self.before_resume.waiting_reason
         expected, optional = self.scheduler.expected(), self.configured.not_needed_for_resume

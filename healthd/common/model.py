@@ -474,6 +474,7 @@ class Condition(Value, frozen=True):
     worsened_at      when a milder or acknowledged condition last became a fault that drains, before the site's settings
                      (0: since first_seen)
     critical_at      when it became open and CRITICAL (0 if never); jobs that started later were not hit
+    switch_side_at   time of the CRITICAL Xid for which all GPUs of a rack's tray have shown the same fault (0: none)
     count            number of kernel events, or of completed runs with the finding
     last_level_seen  start of the last run with the finding, for a check that reads the state itself (0 if never); its
                      readings have this time in the check's history
@@ -521,6 +522,7 @@ class Condition(Value, frozen=True):
     opened_at: Moment = 0.0
     worsened_at: Moment = 0.0
     critical_at: Moment = 0.0
+    switch_side_at: Moment = 0.0
     cleared_at: Moment = 0.0
     cleared_by: str = ""
     ending: Ending | None = None

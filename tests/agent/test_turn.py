@@ -13,7 +13,8 @@ from healthd.agent.kernel_log.gpu_events import RECOVERY_ACTION, UNAVAILABLE, ho
 from healthd.agent.kernel_log.parse import parse
 from healthd.agent.scheduler.gpu_event_process import Received as GpuEvents
 from healthd.agent.scheduler.replies import Received
-from healthd.common.model import Severity
+from healthd.agent.slurm.affected_jobs import requeuing
+from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, Severity
 from healthd.nvidia.gpu_event import GpuEvent
 from tests.agent.test_daemon_guards import daemon_with_check
 
@@ -90,3 +91,26 @@ def test_stopping_daemon_keeps_events_that_wait_for_their_line(tmp_path: Path) -
         now = daemon.now()
         daemon.gpu_events._held = hold(GpuEvent("xid", "0000:61:00.0", (79,)), now, now, daemon.boot_id)
     assert [event.code for event in daemon.store.ledger.events] == ["79"]
+
+
+def test_daemon_remembers_that_all_gpus_of_a_tray_showed_the_fault_of_a_link(tmp_path: Path) -> None:
+    gpus = (Gpu("0000:1b:00.0", 0), Gpu("0000:43:00.0", 1))
+    with daemon_with_check(tmp_path, "disk_space") as daemon:
+        now = daemon.now()
+        fault, other = (
+            Condition(
+                *("gpu_xid", "", "gpu_xid/149", gpu.pci, severity, "link down", Clears.GPU_RESET, ConditionState.OPEN),
+                *(now, now, 1, daemon.boot_id),
+                last_event=now,
+                critical_at=now,
+            )
+            for gpu, severity in zip(gpus, (Severity.CRITICAL, Severity.INFO), strict=True)
+        )
+        daemon.store.change(inventory=Inventory(gpus, domain="00000001-0000-0000-0000-000000000001"))
+        daemon.store.set_conditions({c.key: c for c in (fault, other)})
+        daemon.judge()
+        daemon.store.set_conditions({key: c for key, c in daemon.store.conditions.items() if key == fault.key})
+        daemon.judge()
+        (cause,) = daemon.verdict.causes
+        assert cause.switch_side_at == now
+        assert requeuing(daemon.verdict.causes, [gpu.pci for gpu in gpus], now + 3600.0) == []

@@ -439,6 +439,15 @@ def test_invalid_health_mask_of_one_gpu_hides_no_fault_of_the_others(host):
     assert [(f.code, f.shared_cause) for f in found] == [("gpu_fabric/degraded", True)] * 3
 
 
+def test_invalid_health_masks_do_not_show_the_fault_of_another_gpu(host):
+    text = tray(f"{IN_DOMAIN}\nfabric_health = 0x9A", f"{IN_DOMAIN}\nfabric_health = 0xAB")
+    results: list[Any] = []
+    with pytest.raises(ValueError, match="not a health mask"):
+        results.extend(run_once(host(text, profile="dgx-b200")))
+    found = [item for item in results if isinstance(item, Finding)]
+    assert [(f.code, f.shared_cause) for f in found] == [("gpu_fabric/unhealthy", False)]
+
+
 def test_switch_fault_that_ends_on_one_gpu_first_requeues_nothing(host):
     story = Story(gpu_fabric).run_checks(host(tray(WITHOUT_PARTITION), profile="dgx-b200"), 3)
     healing = host(tray(IN_DOMAIN, WITHOUT_PARTITION), profile="dgx-b200")

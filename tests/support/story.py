@@ -18,7 +18,7 @@ from healthd.agent.conditions import endings, intake, verdict
 from healthd.agent.conditions.ledger import Ledger, with_conditions
 from healthd.agent.settings.config import CheckConfig
 from healthd.agent.settings.registry import Check
-from healthd.agent.slurm.affected_jobs import rack_gpus
+from healthd.agent.slurm.affected_jobs import rack_gpus, with_switch_side
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.history import History, Series, update, without_growth
 from healthd.common.model import (
@@ -199,6 +199,7 @@ class Story:
             self.paused_until, self.trusted_since = 0.0, self.paused_until
         names = [RunName(self.check.name, self.config.name)] if self.check.has_run else []
         results = {names[0]: self.result} if names and self.result else {}
+        self.conditions = dict(with_switch_side(self.conditions, rack_gpus(self.inventory)))
         node_verdict = verdict.judge(self.conditions, results, names, self.trusted_since)
         reason = self.operator_reason or self.slurm.reason
         node = NodeState("n1", frozenset({"IDLE", "DRAIN"} if reason else {"ALLOCATED"}), reason)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from healthd.agent.conditions.absorb import absorb_events, absorb_result, as_configured
 from healthd.agent.conditions.verdict import judge
 from healthd.agent.settings.config import CheckConfig, configured_severity
-from healthd.agent.slurm.affected_jobs import requeuing
+from healthd.agent.slurm.affected_jobs import requeuing, with_switch_side
 from healthd.agent.slurm.policy import Policy, decide
 from healthd.common.model import (
     CheckResult,
@@ -149,7 +149,7 @@ def rack_requeue(finding: Finding, shared: bool | None, config: CheckConfig, fro
                 if from_kernel_log
                 else _after_run({}, found, config, FIRST_SEEN)
             )
-        return bool(requeuing(judge(conditions, {}, (), 0.0), gpus, FIRST_SEEN + 3600.0))
+        return bool(requeuing(judge(with_switch_side(conditions, gpus), {}, (), 0.0).causes, gpus, FIRST_SEEN + 3600.0))
 
     if shared is not False and not requeues(replace(worst, shared_cause=True)):
         return RackRequeue.NOT_IF_SHARED

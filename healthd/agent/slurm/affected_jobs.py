@@ -15,9 +15,11 @@ table therefore never causes a requeue of an unaffected job.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from healthd.common.model import Condition, Gpu, Inventory, PciDevice, Severity, Verdict
+from msgspec.structs import replace
+
+from healthd.common.model import Condition, ConditionKey, Gpu, Inventory, PciDevice, Severity
 from healthd.common.values import Value
 from healthd.nvidia.xid_table import NVLINK, NVLINK5
 
@@ -26,6 +28,9 @@ SHARED_BY_GPUS = frozenset({"sxid", "gpu_fabric"})
 
 # Checks for NVLink. The shared cause of their findings is the switches of an NVL72, or the fabric manager.
 SWITCH_SIDE_CHECKS = frozenset({"gpu_fabric", "gpu_nvlink"})
+# Findings that an NVL72's switches can cause, and that suspect the switch side if all GPUs of the tray have them.
+LOST_LINKS = "gpu_nvlink/inactive"
+SWITCH_SIDE_CODES = frozenset({LOST_LINKS, "gpu_fabric/not_joined", "gpu_fabric/degraded", "gpu_fabric/unhealthy"})
 # On a board with its own NVSwitches, its shared cause is the node's fabric manager: CUDA does not start (error 802).
 NOT_JOINED = "gpu_fabric/not_joined"
 # A link that goes down writes an Xid on each GPU, whichever end failed: NVIDIA's rows for Xid 149 include
@@ -65,32 +70,48 @@ def rack_gpus(inventory: Inventory) -> frozenset[str]:
     return frozenset(gpu.pci for gpu in inventory.gpus if not gpu.mig) if inventory.domain else frozenset()
 
 
-def requeuing(verdict: Verdict, rack_gpus: Collection[str], now: float) -> list[Condition]:
+def with_switch_side(
+    conditions: Mapping[ConditionKey, Condition], gpus: Collection[str]
+) -> Mapping[ConditionKey, Condition]:
+    """Record on each CRITICAL Xid for a link of a rack's tray whether all GPUs of the tray have shown its fault.
+
+    The evidence of the other GPUs may end before the Xid does, which stays open until a reset. `gpus` is the result of
+    `rack_gpus`.
+    """
+    found = {
+        key: replace(cause, switch_side_at=_began(cause))
+        for key, cause in conditions.items()
+        if _is_link_xid(cause, gpus)
+        and not _is_shown_by_all_gpus(cause)
+        and {other.subject for other in conditions.values() if _shows_fault(other, cause)}.issuperset(gpus)
+    }
+    return {**conditions, **found} if found else conditions
+
+
+def requeuing(causes: Iterable[Condition], gpus: Collection[str], now: float) -> list[Condition]:
     """Return the causes that requeue the jobs that they hit.
 
     A fault of NVLink whose cause may be a rack's switches requeues none. The rack's other nodes have this fault too,
     traffic may continue with less bandwidth (Partition Health in the guide of NVIDIA's NMX Manager, adaptive bandwidth
     mode), and a job that cannot continue fails by itself. An Xid for a link of a rack's tray is the tray's own fault
-    only if another GPU shows no such fault within SAME_FAULT_SECONDS. One fault has lines of different severity, so an
-    Xid of any severity shows it, and so does a finding whose cause may be the switches.
+    only if another GPU has not shown this fault within SAME_FAULT_SECONDS (see `with_switch_side`).
 
-    `rack_gpus` are the PCI addresses of this node's GPUs that switches outside the node connect, or ().
+    `gpus` is the result of `rack_gpus`.
     """
     return [
         cause
-        for cause in verdict.causes
+        for cause in causes
         if cause.severity >= Severity.CRITICAL
-        and not _is_switch_side(cause, bool(rack_gpus))
+        and not _is_switch_side(cause, bool(gpus))
         and not (
-            _is_link_xid(cause, rack_gpus)
-            and (now < _began(cause) + SAME_FAULT_SECONDS or _is_on_all_gpus(cause, verdict.conditions, rack_gpus))
+            _is_link_xid(cause, gpus) and (now < _began(cause) + SAME_FAULT_SECONDS or _is_shown_by_all_gpus(cause))
         )
     ]
 
 
-def undecided_until(verdict: Verdict, rack_gpus: Collection[str], now: float) -> float:
+def undecided_until(causes: Iterable[Condition], gpus: Collection[str], now: float) -> float:
     """Return the time at which `requeuing` may return another cause without a new report (epoch seconds), or 0."""
-    ends = [_began(cause) + SAME_FAULT_SECONDS for cause in verdict.causes if _is_link_xid(cause, rack_gpus)]
+    ends = [_began(cause) + SAME_FAULT_SECONDS for cause in causes if _is_link_xid(cause, gpus)]
     return min((end for end in ends if end > now), default=0.0)
 
 
@@ -98,24 +119,32 @@ def _is_switch_side(cause: Condition, is_in_rack: bool) -> bool:
     return cause.shared_cause and cause.check in SWITCH_SIDE_CHECKS and (is_in_rack or cause.code != NOT_JOINED)
 
 
-def _is_link_xid(cause: Condition, rack_gpus: Collection[str]) -> bool:
+def _is_link_xid(cause: Condition, gpus: Collection[str]) -> bool:
     """Return True for a CRITICAL Xid about a link whose other end is a rack's switch."""
-    return len(rack_gpus) > 1 and cause.severity >= Severity.CRITICAL and cause.code in LINK_XIDS
+    return len(gpus) > 1 and cause.severity >= Severity.CRITICAL and cause.code in LINK_XIDS
 
 
-def _is_on_all_gpus(cause: Condition, conditions: Iterable[Condition], rack_gpus: Collection[str]) -> bool:
-    found = set()
-    for other in conditions:
-        if other.code in LINK_XIDS:
-            is_critical = other.severity >= Severity.CRITICAL
-            first, last = _began(other) if is_critical else other.first_seen, other.last_event
-        elif _is_switch_side(other, is_in_rack=True):
-            first, last = other.first_seen, other.last_seen
-        else:
-            continue
-        if max(first - cause.last_event, _began(cause) - last) <= SAME_FAULT_SECONDS:
-            found.add(other.subject)
-    return found.issuperset(rack_gpus)
+def _is_shown_by_all_gpus(cause: Condition) -> bool:
+    return cause.switch_side_at == _began(cause)
+
+
+def _shows_fault(other: Condition, cause: Condition) -> bool:
+    """Return True if a condition shows the same fault as a link's Xid.
+
+    The lines of one fault have different severities (docs/runbooks/gpu_xid.md). As long as all GPUs have lost links to
+    a switch, an Xid for a link has this cause: a GPU that loses a further link has a finding of its own. The other
+    findings may have another cause, unless they began at the same time.
+    """
+    began = _began(cause)
+    if other.key == cause.key:
+        return True
+    if other.code in LINK_XIDS:
+        times = (other.first_seen, _began(other), other.last_event)
+        return min(abs(at - began) for at in times) <= SAME_FAULT_SECONDS
+    if not other.shared_cause or other.code not in SWITCH_SIDE_CODES:
+        return False
+    is_near = abs(other.first_seen - began) <= SAME_FAULT_SECONDS
+    return is_near or (other.code == LOST_LINKS and other.first_seen < began <= other.last_seen + SAME_FAULT_SECONDS)
 
 
 def _began(cause: Condition) -> float:

@@ -215,7 +215,7 @@ class SlurmController:
         self._retry_at, self._goal = FOREVER, None
         self._slurmd.watch(False)
         policy, now = self._policy(), self._now()
-        inputs = (verdict, policy, requeuing(verdict, policy.rack_gpus, now))
+        inputs = (verdict, policy, requeuing(verdict.causes, policy.rack_gpus, now))
         if inputs != self._decision_inputs:
             self._decision_inputs = inputs
             idle_node = NodeState(self.settings.node_name, frozenset({"IDLE"}))

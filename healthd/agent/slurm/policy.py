@@ -267,7 +267,7 @@ def decide(verdict: Verdict, node: NodeState | None, record: DrainRecord, policy
 def _decide_in_act_mode(verdict: Verdict, node: NodeState, record: DrainRecord, policy: Policy, now: float) -> Decision:
     owner = drain_owner(node, record)
     if verdict.causes:
-        is_requeue = bool(affected_jobs.requeuing(verdict, policy.rack_gpus, now))
+        is_requeue = bool(affected_jobs.requeuing(verdict.causes, policy.rack_gpus, now))
         if owner is Owner.NONE:
             return Drain(_new_reason(verdict, record, policy), is_requeue)
         if owner is Owner.HEALTHD:

@@ -353,7 +353,7 @@ class _Reconciliation:
         moments = (
             next_read_at(self.record),
             flapping.waits_until(self.record, self.policy.flapping, now),
-            undecided_until(verdict, self.policy.rack_gpus, now),
+            undecided_until(verdict.causes, self.policy.rack_gpus, now),
         )
         return min((moment for moment in moments if moment), default=0.0)
 
@@ -730,7 +730,7 @@ class _Reconciliation:
             raise SlurmError(self.refused_change)
 
     def requeuing(self, verdict: Verdict) -> list[Condition]:
-        return requeuing(verdict, self.policy.rack_gpus, self.now())
+        return requeuing(verdict.causes, self.policy.rack_gpus, self.now())
 
     def find_faults(
         self, job: Job, previous: UnaffectedJob | None, opened: JobGpus, verdict: Verdict

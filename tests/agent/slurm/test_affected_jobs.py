@@ -16,9 +16,10 @@ from healthd.agent.slurm.affected_jobs import (
     is_certain_hit,
     is_hit,
     rack_gpus,
+    with_switch_side,
 )
 from healthd.agent.slurm.node_gpus import NodeGpus
-from healthd.common.model import Clears, Condition, ConditionState, Gpu, Health, Inventory, PciDevice, Severity, Verdict
+from healthd.common.model import Clears, Condition, ConditionState, Gpu, Inventory, PciDevice, Severity
 
 GPU_0, GPU_1, GPU_2 = "0000:1b:00.0", "0000:43:00.0", "0000:52:00.0"
 GPUS = tuple(Gpu(pci, i, f"GPU-{i}", minor=i) for i, pci in enumerate((GPU_0, GPU_1, GPU_2)))
@@ -109,16 +110,16 @@ LATE = 1000.0
 
 
 def requeuing(conditions: list[Condition], gpus: tuple[str, ...], now: float) -> list[Condition]:
-    return affected_jobs.requeuing(verdict(conditions), gpus, now)
+    return affected_jobs.requeuing(causes(conditions, gpus), gpus, now)
 
 
 def undecided_until(conditions: list[Condition], gpus: tuple[str, ...], now: float) -> float:
-    return affected_jobs.undecided_until(verdict(conditions), gpus, now)
+    return affected_jobs.undecided_until(causes(conditions, gpus), gpus, now)
 
 
-def verdict(conditions: list[Condition]) -> Verdict:
-    causes = tuple(c for c in conditions if c.severity >= Severity.DEGRADED)
-    return Verdict(Health.UNHEALTHY, tuple(conditions), causes)
+def causes(conditions: list[Condition], gpus: tuple[str, ...]) -> list[Condition]:
+    recorded = with_switch_side({c.key: c for c in conditions}, gpus)
+    return [c for c in recorded.values() if c.severity >= Severity.DEGRADED]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +171,23 @@ def test_link_xids_of_all_gpus_of_tray_requeue_nothing() -> None:
         [milder(GPU_1, 100.0), milder(GPU_2, 160.0, Severity.INFO)],
         [shared_inactive(GPU_1), shared_inactive(GPU_2)],
         [milder(GPU_1, 100.0), replace(shared_inactive(GPU_2), code="gpu_fabric/degraded", check="gpu_fabric")],
+        [milder(GPU_1, 100.0), replace(milder(GPU_2, 1.0), last_event=130.0)],
+        [replace(shared_inactive(gpu), first_seen=1.0) for gpu in RACK],  # the switch failed earlier
         [link_xid(GPU_1, 100.0), replace(shared_inactive(GPU_2), state=ConditionState.PENDING)],
     ],
 )
 def test_xid_of_one_gpu_requeues_nothing_if_others_show_the_same_fault(others: list[Condition]) -> None:
     assert requeuing([link_xid(GPU_0, 100.0), *others], RACK, LATE) == []
+
+
+def test_xid_of_a_switch_fault_requeues_nothing_after_the_other_gpus_have_recovered() -> None:
+    fault = link_xid(GPU_0, 100.0)
+    (recorded,) = causes([fault, milder(GPU_1, 100.0), milder(GPU_2, 130.0)], RACK)
+    assert requeuing([recorded], RACK, LATE) == []
+    escalated = [recorded, link_xid(GPU_1, 900.0), link_xid(GPU_2, 900.0)]
+    assert [c.subject for c in requeuing(escalated, RACK, LATE)] == [GPU_1, GPU_2]
+    resumed = replace(recorded, acknowledged_at=500.0, last_event=900.0)
+    assert requeuing([resumed], RACK, LATE) == [resumed], "a new fault"
 
 
 def test_gpu_with_mig_devices_has_no_link_to_the_switches() -> None:
@@ -202,6 +215,8 @@ def test_link_xid_of_one_gpu_of_tray_requeues_after_a_minute() -> None:
         replace(shared_inactive(GPU_2), first_seen=160.1, last_seen=LATE),
         replace(shared_inactive(GPU_2), first_seen=1.0, last_seen=39.9),
         replace(shared_inactive(GPU_2), shared_cause=False, first_seen=100.0, last_seen=LATE),
+        replace(shared_inactive(GPU_2), code="gpu_fabric/manager_lost", first_seen=100.0),
+        replace(shared_inactive(GPU_2), code="gpu_fabric/degraded", first_seen=1.0, last_seen=LATE),
     ],
 )
 def test_gpu_without_link_xid_at_that_time_shows_no_switch_fault(other: Condition) -> None:

@@ -127,7 +127,7 @@ def test_link_xid_on_one_gpu_of_rack_tray_requeues_when_others_have_had_a_minute
     older = replace(link_down, critical_at=NOW - 60)
     report, _ = run_reconcile(verdict(earlier, older), TWO_JOBS, allocated, policy=policy)
     assert (report.requeued, report.next_read_at) == (("12",), 0.0)
-    on_all = [replace(older, subject=pci, last_event=NOW - 60) for pci in PCI]
+    on_all = [replace(older, subject=pci, last_event=NOW - 60, switch_side_at=NOW - 60) for pci in PCI]
     report, _ = run_reconcile(verdict(earlier, *on_all), TWO_JOBS, allocated, policy=policy)
     assert (report.requeued, report.next_read_at) == ((), 0.0)
 
